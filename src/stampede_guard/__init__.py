@@ -1,0 +1,46 @@
+"""Concurrent identical calls cost one call."""
+
+from ._coalesce import Coalesced, coalesce
+from ._codec import Codec
+from ._entry import Entry
+from ._guard import Guard
+from ._scoreboard import Scoreboard
+from ._stats import Stats
+from .errors import (
+    CannotEncode,
+    ConfigurationError,
+    GuardClosed,
+    InvalidKey,
+    LoadCancelled,
+    LoadError,
+    LoadFailed,
+    LoadTimeout,
+    NotCoalescable,
+    RecursiveLoad,
+    StampedeGuardError,
+    WaitTimeout,
+    WrongLoop,
+)
+
+__all__ = (
+    "CannotEncode",
+    "Coalesced",
+    "Codec",
+    "ConfigurationError",
+    "Entry",
+    "Guard",
+    "GuardClosed",
+    "InvalidKey",
+    "LoadCancelled",
+    "LoadError",
+    "LoadFailed",
+    "LoadTimeout",
+    "NotCoalescable",
+    "RecursiveLoad",
+    "Scoreboard",
+    "StampedeGuardError",
+    "Stats",
+    "WaitTimeout",
+    "WrongLoop",
+    "coalesce",
+)

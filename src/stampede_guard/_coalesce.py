@@ -1,0 +1,283 @@
+"""`@coalesce`: the guard in front of one function."""
+
+import inspect
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextvars import ContextVar
+from functools import partial, update_wrapper
+from types import MethodType
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, get_type_hints, overload
+
+from ._codec import Codec
+from ._entry import Entry
+from ._guard import Guard
+from ._keys import compile_key, name_of
+from ._operation import NO_ANNOTATION
+from ._policy import Duration, OnAbandon, Policy
+from .errors import ConfigurationError, InvalidKey, NotCoalescable
+
+P = ParamSpec("P")
+Q = ParamSpec("Q")
+T = TypeVar("T")
+
+_default_guard = Guard()
+
+
+class Coalesced(Generic[P, T]):
+    """A coroutine function whose concurrent identical calls cost one call.
+
+    Behaves like the function it wraps: same signature, and `inspect.iscoroutinefunction` says yes. As a class
+    attribute it binds like a method; an instance's calls are coalesced with each other only, unless the key says
+    otherwise, and the instance is not kept alive.
+    """
+
+    __wrapped__: Callable[P, Coroutine[Any, Any, T]]
+
+    def __init__(
+        self,
+        function: Callable[P, Coroutine[Any, Any, T]],
+        guard: Guard,
+        key: str | Callable[..., str] | None,
+        policy: Policy,
+        *,
+        ignore: Sequence[str] = (),
+        vary: Sequence[ContextVar[Any]] = (),
+        codec: Codec | None = None,
+    ) -> None:
+        update_wrapper(self, function)
+        # `inspect` recognises what quacks like a function by these three and the name.
+        self.__code__ = function.__code__
+        self.__defaults__ = function.__defaults__
+        self.__kwdefaults__ = function.__kwdefaults__
+        self.guard = guard
+        is_shared = policy.l2_ttl is not None
+        spec = compile_key(function, key, ignore=ignore, vary=vary, is_shared=is_shared)
+        name = spec.template.text if spec.template is not None else name_of(function)
+        if spec.is_local and is_shared:
+            message = (
+                f"{name_of(function)}: l2_ttl= shares answers between processes, which know nothing of this process's "
+                "instances. Put {self.attribute} into the key template, or pass ignore=('self',)"
+            )
+            raise InvalidKey(message)
+        self._build_key = spec.build
+        self._operation = guard.add_operation(
+            name, policy, codec=codec, annotation=partial(_return_annotation, function), vary=vary
+        )
+        guard.register(self, spec, self._operation)
+
+    async def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Return the answer: from memory, from a flight that is up, or from a new one.
+
+        Cancelling this call disturbs nobody else.
+
+        Raises:
+            LoadTimeout: the loader exceeded `load_timeout`.
+            WaitTimeout: this call exceeded `wait_timeout`.
+            LoadCancelled: the loader was cancelled.
+            RecursiveLoad: the loader waits for itself.
+            GuardClosed: the guard has a store and is not open.
+            InvalidKey: an argument has no place in a key.
+            Exception: the loader's own error.
+        """
+        return await self.guard.call(self._operation, self._build_key(*args, **kwargs), self.__wrapped__, args, kwargs)
+
+    def key(self, *args: P.args, **kwargs: P.kwargs) -> str:
+        """Return the op id of such a call."""
+        return self._build_key(*args, **kwargs)
+
+    async def invalidate(self, *args: P.args, **kwargs: P.kwargs) -> bool:
+        """Forget the answer to such a call: in this process at once, then in the store.
+
+        A load that began before answers those who already wait for it, and is never stored.
+
+        Returns:
+            Whether the store confirmed (see `Guard.invalidate`).
+        """
+        op = self._build_key(*args, **kwargs)
+        return await self.guard.invalidate(op, is_stored=self._operation.policy.l2_ttl is not None)
+
+    async def refresh(self, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Load now, replace what is cached, and return it; when the load fails, what was cached stays."""
+        load = partial(self.__wrapped__, *args, **kwargs)
+        return await self.guard.refresh(self._operation, self._build_key(*args, **kwargs), load)
+
+    def peek(self, *args: P.args, **kwargs: P.kwargs) -> Entry[T] | None:
+        """Return this process's fresh entry, or `None`; loads nothing and waits for nothing."""
+        return self.guard.peek(self._operation, self._build_key(*args, **kwargs))
+
+    async def bypass(self, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run the function for this caller alone: nothing is read, shared or stored."""
+        return await self.__wrapped__(*args, **kwargs)
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> "Coalesced[P, T]": ...
+    @overload
+    def __get__(
+        self: "Coalesced[Concatenate[Any, Q], T]", instance: object, owner: type | None = None
+    ) -> "Coalesced[Q, T]": ...
+    def __get__(self, instance: object | None, owner: type | None = None) -> "Coalesced[Any, T]":
+        """Bind to *instance*, as a function does."""
+        return self if instance is None else self._bound_to(instance)
+
+    def _bound_to(self, receiver: object) -> "Coalesced[Any, T]":
+        bound: Coalesced[Any, T] = object.__new__(Coalesced)
+        bound.__dict__.update(self.__dict__)
+        bound.__wrapped__ = MethodType(self.__wrapped__, receiver)
+        bound._build_key = MethodType(self._build_key, receiver)
+        return bound
+
+    def __repr__(self) -> str:
+        return f"<coalesced {self.__module__}.{self.__qualname__}>"
+
+    def __reduce__(self) -> str:
+        """Pickle by name, as functions are."""
+        return self.__qualname__
+
+
+class ClassLevel(Generic[P, T]):
+    """A coalesced class method: `@coalesce` above `@classmethod`."""
+
+    def __init__(self, coalesced: Coalesced[Any, T]) -> None:
+        self._coalesced = coalesced
+
+    def __get__(self, instance: object | None, owner: type) -> Coalesced[P, T]:
+        """Bind to the class."""
+        return self._coalesced._bound_to(owner)  # noqa: SLF001  # the two are one
+
+
+class Decorator:
+    """What `@coalesce(...)` with options returns."""
+
+    def __init__(self, make: Callable[[Any], Coalesced[Any, Any]]) -> None:
+        self._make = make
+
+    @overload
+    def __call__(self, function: "classmethod[Any, P, Coroutine[Any, Any, T]]", /) -> ClassLevel[P, T]: ...
+    @overload
+    def __call__(
+        self, function: "staticmethod[P, Coroutine[Any, Any, T]]", /
+    ) -> "staticmethod[P, Coroutine[Any, Any, T]]": ...
+    @overload
+    def __call__(self, function: Callable[P, Coroutine[Any, Any, T]], /) -> Coalesced[P, T]: ...
+    def __call__(self, function: Any, /) -> Any:
+        """Decorate *function*."""
+        if isinstance(function, classmethod):
+            return ClassLevel(self._make(_checked(function.__func__)))
+        if isinstance(function, staticmethod):
+            return staticmethod(self._make(_checked(function.__func__)))
+        return self._make(_checked(function))
+
+
+@overload
+def coalesce(function: "classmethod[Any, P, Coroutine[Any, Any, T]]", /) -> ClassLevel[P, T]: ...
+@overload
+def coalesce(
+    function: "staticmethod[P, Coroutine[Any, Any, T]]", /
+) -> "staticmethod[P, Coroutine[Any, Any, T]]": ...
+@overload
+def coalesce(function: Callable[P, Coroutine[Any, Any, T]], /) -> Coalesced[P, T]: ...
+@overload
+def coalesce(
+    template: str | None = None,
+    /,
+    *,
+    key: str | Callable[..., str] | None = None,
+    guard: Guard | None = None,
+    ttl: Duration | None = None,
+    l2_ttl: Duration | None = None,
+    jitter: float = 0.1,
+    load_timeout: Duration | None = 30.0,
+    wait_timeout: Duration | None = None,
+    on_abandon: OnAbandon = "finish",
+    isolate: bool = False,
+    ignore: Sequence[str] = (),
+    vary: Sequence[ContextVar[Any]] = (),
+    inherit_context: bool = False,
+    codec: Codec | None = None,
+) -> Decorator: ...
+def coalesce(
+    function: Any = None,
+    /,
+    *,
+    key: str | Callable[..., str] | None = None,
+    guard: Guard | None = None,
+    ignore: Sequence[str] = (),
+    vary: Sequence[ContextVar[Any]] = (),
+    codec: Codec | None = None,
+    **options: Any,
+) -> Any:
+    """Make concurrent identical calls of an `async def` share one execution, and remember its answer.
+
+    Bare, or with options, of which the first may be the key template: `@coalesce("hours-{restaurant_id}", ttl=30)`.
+
+    Args:
+        function: The function, or the key template.
+        key: A template over the function's parameters (`"menu-{menu_id}-{user.locale}"`), or a function of the same
+            arguments that returns the op id. By default module, qualified name and all arguments.
+        guard: Whose memory and store are used; by default a guard without a store.
+        ttl: Life in this process's memory, in seconds; by default nothing is remembered.
+        l2_ttl: Life in the guard's store, in seconds; by default nothing is stored.
+        jitter: Share by which lives vary at random: 0.1 is ±10 %.
+        load_timeout: Budget of one load, in seconds; `None` sets no limit.
+        wait_timeout: How long one caller waits, in seconds; the load goes on without them.
+        on_abandon: When everybody who waited has left, `"finish"` the load and store it, or `"cancel"` it.
+        isolate: Give every caller a copy of their own, decoded from bytes.
+        ignore: Names of parameters that do not change the answer and stay out of the key.
+        vary: Context variables that are part of the key, and the only ones that the loader sees.
+        inherit_context: Let the loader see all of the launching caller's context instead.
+        codec: Instead of the one that the return annotation asks for.
+
+    Raises:
+        NotCoalescable: the decorated thing is not an `async def` function.
+        InvalidKey: a name in the key is unknown, a parameter is left out, or another function's calls may have
+            the same op.
+        ConfigurationError: an option breaks its rule.
+    """
+    if isinstance(function, str):
+        if key is not None:
+            message = f"two keys: the template {function!r} and key={key!r}; give one"
+            raise ConfigurationError(message)
+        key, function = function, None
+    guard = _default_guard if guard is None else guard
+    if not isinstance(guard, Guard):
+        message = f"guard={guard!r}: give a Guard"
+        raise ConfigurationError(message)
+    for name, names, kind in (("ignore", ignore, str), ("vary", vary, ContextVar)):
+        if isinstance(names, str) or not all(isinstance(one, kind) for one in names):
+            message = f"{name}={names!r}: give a tuple of {'names' if kind is str else 'context variables'}"
+            raise ConfigurationError(message)
+    policy = Policy(**options)
+
+    def make(function: Callable[..., Coroutine[Any, Any, Any]]) -> Coalesced[Any, Any]:
+        return Coalesced(function, guard, key, policy, ignore=ignore, vary=vary, codec=codec)
+
+    decorate = Decorator(make)
+    return decorate if function is None else decorate(function)
+
+
+def _checked(function: Any) -> Any:
+    """Return *function* if it can be coalesced.
+
+    Raises:
+        NotCoalescable: it cannot; the message says what to do.
+    """
+    name = getattr(function, "__qualname__", repr(function))
+    if isinstance(function, Coalesced):
+        advice = "is coalesced already"
+    elif inspect.isasyncgenfunction(function):
+        advice = "is an async generator; return a list, or coalesce what it reads from"
+    elif inspect.isgeneratorfunction(function):
+        advice = "is a generator; only an `async def` that returns a value can be shared"
+    elif inspect.isclass(function):
+        advice = "is a class; decorate its `async def` methods"
+    elif not inspect.isfunction(function):
+        advice = f"is a {type(function).__qualname__}; wrap it in an `async def`"
+    elif not inspect.iscoroutinefunction(function):
+        advice = "is not async; declare it with `async def`"
+    else:
+        return function
+    message = f"@coalesce: {name} {advice}"
+    raise NotCoalescable(message)
+
+
+def _return_annotation(function: Callable[..., Any]) -> Any:
+    return get_type_hints(function, include_extras=True).get("return", NO_ANNOTATION)

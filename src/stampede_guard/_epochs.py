@@ -1,0 +1,33 @@
+"""How often each op was invalidated: a load whose epoch has passed may not store.
+
+A flight takes its op's epoch before it reads anything, and compares before it stores.
+Without that, a value read before an invalidation could be put back after it.
+"""
+
+_LIMIT = 65_536
+
+
+class Epochs:
+    """One counter per invalidated op, bounded: when full, all ops move on together."""
+
+    __slots__ = ("_all", "_limit", "_ops")
+
+    def __init__(self, limit: int = _LIMIT) -> None:
+        self._all = 0
+        self._ops: dict[str, int] = {}
+        self._limit = limit
+
+    def of(self, op: str) -> tuple[int, int]:
+        """Return the present epoch of *op*, to be compared for equality only."""
+        return self._all, self._ops.get(op, 0)
+
+    def bump(self, op: str) -> None:
+        """Begin a new epoch of *op*."""
+        if len(self._ops) >= self._limit and op not in self._ops:
+            self.bump_all()  # safe: loads under way lose the right to store, nothing else
+        self._ops[op] = self._ops.get(op, 0) + 1
+
+    def bump_all(self) -> None:
+        """Begin a new epoch of every op."""
+        self._all += 1
+        self._ops.clear()

@@ -1,0 +1,420 @@
+"""The guard: the data path of one call, readable top to bottom.
+
+```
+call ─ 1 L1 ─ 2 scoreboard: join, or launch ─┐
+                                             └ _load ─ 3 L2 ─ 5 loader ─ 6 L2 fill ─ 7 L1 put ─ land
+```
+Steps 1 and 2 are synchronous; everything after runs once per op in a task that belongs to no caller.
+(Number 4 is the lease of a cluster; a single process needs none.)
+"""
+
+import asyncio
+import re
+import time
+from collections.abc import Awaitable, Callable
+from functools import partial
+from random import random
+from types import TracebackType
+from typing import Any, Self, TypeVar, cast
+from zlib import crc32
+
+from ._codec import Codec
+from ._entry import Entry
+from ._epochs import Epochs
+from ._keys import KeySpec
+from ._memory import Memory
+from ._operation import NO_ANNOTATION, Operation
+from ._policy import Duration, OnAbandon, Policy, count, fraction, seconds
+from ._registry import Registry
+from ._scoreboard import Flight
+from ._site import Site, Sites
+from ._stats import Counters, Stats, total
+from .errors import ConfigurationError, GuardClosed, InvalidKey
+from .stores import Store
+from .stores._tier import Tier
+
+T = TypeVar("T")
+
+_FETCHES = 256  # sets of options that `fetch` remembers
+_UNCOUNTED = Counters()  # for upkeep, which is nobody's call
+
+
+class Guard:
+    """Makes concurrent identical calls cost one call; remembers answers in memory and in a store.
+
+    Nothing is connected before the guard is entered with `async with`. A guard without a store needs no
+    entering. One guard serves several event loops, each with its own memory, flights and connections.
+
+    Args:
+        store: A `redis://`, `rediss://` or `unix://` URL without options, or a function that makes a
+            `Store` for each event loop, or `None` for this process's memory alone.
+        namespace: Keeps this guard's keys in the store apart from others'.
+        maxsize: Entries kept in memory, per event loop; the least recently used go first.
+        deadline: Seconds that one operation of the store may take (with a URL).
+        connect_timeout: Seconds that opening a connection may take (with a URL).
+        max_connections: Connections to the store, per event loop (with a URL).
+        max_bytes: Size of the largest value that is stored or read.
+        enabled: `False` keeps both tiers but shares no flights: each miss loads for itself.
+        rollout: Fraction of all ops, always the same ones, whose flights are shared; the others go as if disabled.
+        drain_timeout: Seconds that leaving the guard waits for flights before it cancels them.
+        clock: Monotonic seconds, for tests.
+
+    Raises:
+        ConfigurationError: an argument breaks its rule.
+    """
+
+    def __init__(
+        self,
+        store: str | Callable[[], Store] | None = None,
+        *,
+        namespace: str = "default",
+        maxsize: int = 10_000,
+        deadline: Duration = 0.15,
+        connect_timeout: Duration = 0.25,
+        max_connections: int = 64,
+        max_bytes: int = 1 << 20,
+        enabled: bool = True,
+        rollout: float = 1.0,
+        drain_timeout: Duration = 5.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.enabled = enabled
+        self.rollout = rollout
+        self.namespace = _checked_namespace(namespace)
+        self._maxsize = count("maxsize", maxsize)
+        self._max_bytes = count("max_bytes", max_bytes)
+        self._drain_timeout = seconds("drain_timeout", drain_timeout, zero=True)
+        self._clock = clock
+        if isinstance(store, str):
+            from .stores.redis import redis_stores  # noqa: PLC0415  # redis-py is an extra
+
+            store = redis_stores(
+                store,
+                deadline=seconds("deadline", deadline),
+                connect_timeout=seconds("connect_timeout", connect_timeout),
+                max_connections=count("max_connections", max_connections),
+                max_bytes=self._max_bytes,
+            )
+        elif store is not None and not callable(store):
+            message = f"store={store!r}: give a URL, or a function that makes a store, as in `lambda: AiocacheStore(cache)`"
+            raise ConfigurationError(message)
+        self._make_store = store
+        self._epochs = Epochs()
+        self._sites = Sites()
+        self._registry = Registry()
+        self._fetches: dict[tuple[Any, ...], Operation] = {}
+
+    @property
+    def has_store(self) -> bool:
+        """Whether there is an L2."""
+        return self._make_store is not None
+
+    @property
+    def rollout(self) -> float:
+        """Fraction of all ops whose flights are shared."""
+        return self._rollout
+
+    @rollout.setter
+    def rollout(self, share: float) -> None:
+        self._rollout = fraction("rollout", share)
+
+    # ── The data path ────────────────────────────────────────────────────────────────────────────
+
+    async def call(
+        self, operation: Operation, op: str, function: Callable[..., Awaitable[T]], args: Any, kwargs: Any
+    ) -> T:
+        """Return the answer for *op*: from memory, from a flight that is up, or from a new one."""
+        site = self._site()
+        entry = site.memory.get(op)  # 1
+        if entry is not None:
+            operation.counters.l1_hits += 1
+            return cast("T", operation.hand_out(entry.value))
+        shares = self._shares(op)
+        flight = site.board.current(op) if shares else None  # 2
+        if flight is not None:
+            operation.counters.joins += 1
+        else:
+            flight = self._launch(site, operation, op, partial(function, *args, **kwargs), is_private=not shares)
+        return cast("T", operation.hand_out(await flight.wait(cast("float | None", operation.policy.wait_timeout))))
+
+    def _launch(
+        self,
+        site: Site,
+        operation: Operation,
+        op: str,
+        load: Callable[[], Awaitable[Any]],
+        *,
+        is_private: bool = False,
+        is_refresh: bool = False,
+    ) -> Flight[Any]:
+        return site.board.launch(
+            op,
+            # The epoch is taken here, before anything is read: what begins after the launch overtakes it.
+            partial(self._load, site, operation, load, self._epochs.of(op), is_refresh),
+            operation.counters,
+            operation.policy.on_abandon,
+            context=operation.context(),
+            is_private=is_private,
+        )
+
+    async def _load(
+        self,
+        site: Site,
+        operation: Operation,
+        load: Callable[[], Awaitable[Any]],
+        epoch: tuple[int, int],
+        is_refresh: bool,  # noqa: FBT001  # called through `partial`, in this class only
+        flight: Flight[Any],
+    ) -> Any:
+        """Read L2 or load, and store; return what is kept for *flight*'s waiters."""
+        op, policy, counters = flight.op, operation.policy, operation.counters
+        tier = site.tier if policy.l2_ttl is not None else None
+
+        def still_holds() -> bool:
+            return not flight.landed and self._epochs.of(op) == epoch
+
+        if tier is not None and not is_refresh:
+            stored = await tier.read(op, counters)  # 3
+            decoded = None if stored is None else operation.decode(stored.envelope)
+            if stored is not None and decoded is not None:
+                counters.l2_hits += 1
+                kept = stored.envelope if policy.isolate else decoded[0]
+                self._keep(site, op, kept, policy, stored.life, still_holds)
+                return kept
+        with flight.within(cast("float | None", policy.load_timeout)):  # 5
+            counters.loads += 1
+            value = await load()
+        payload = operation.encode(value) if tier is not None or policy.isolate else b""
+        if tier is not None:
+            life = _spread(cast("float", policy.l2_ttl), policy.jitter)
+            await tier.fill(op, payload, life, still_holds, counters)  # 6
+        kept = payload if policy.isolate else value
+        self._keep(site, op, kept, policy, None, still_holds)  # 7
+        counters.overtaken += not still_holds()
+        return kept
+
+    @staticmethod
+    def _keep(
+        site: Site, op: str, kept: object, policy: Policy, life: float | None, still_holds: Callable[[], bool]
+    ) -> None:
+        """Put into L1 unless an invalidation came; never for longer than the store's copy has left."""
+        if policy.ttl is not None and still_holds():
+            ttl = _spread(cast("float", policy.ttl), policy.jitter)
+            site.memory.put(op, kept, ttl if life is None else min(ttl, life))
+
+    def _shares(self, op: str) -> bool:
+        """Whether callers of *op* share flights: a stable choice, the same in every process."""
+        if not self.enabled:
+            return False
+        return self._rollout >= 1 or crc32(op.encode("utf-8", "surrogatepass")) < self._rollout * 2**32
+
+    # ── Beside the path ──────────────────────────────────────────────────────────────────────────
+
+    async def fetch(
+        self,
+        op: str,
+        load: Callable[[], Awaitable[T]],
+        *,
+        ttl: Duration | None = None,
+        l2_ttl: Duration | None = None,
+        jitter: float = 0.1,
+        load_timeout: Duration | None = 30.0,
+        wait_timeout: Duration | None = None,
+        on_abandon: OnAbandon = "finish",
+        isolate: bool = False,
+        inherit_context: bool = False,
+        returns: Any = NO_ANNOTATION,
+        codec: Codec | None = None,
+    ) -> T:
+        """Do for the op id *op* and the function *load* what `@coalesce` does for a call.
+
+        Args:
+            op: The op id: whatever the answer depends on has to be in it.
+            load: Takes nothing and returns the answer.
+            ttl: Life in memory, in seconds.
+            l2_ttl: Life in the store, in seconds.
+            jitter: Share by which lives vary at random.
+            load_timeout: Budget of the load, in seconds.
+            wait_timeout: How long this call waits, in seconds.
+            on_abandon: Whether the load goes on when everybody has left: `"finish"` or `"cancel"`.
+            isolate: Give every caller a copy of their own.
+            inherit_context: Run the load in a copy of this caller's context.
+            returns: The answer's type, for a value that is stored or isolated.
+            codec: Instead of *returns*.
+
+        Raises:
+            ConfigurationError: an option breaks its rule.
+            InvalidKey: *op* is not a string, or empty.
+            StampedeGuardError: as for a decorated function.
+        """
+        if not isinstance(op, str) or not op:
+            message = f"op={op!r}: an op id is a string, and not empty"
+            raise InvalidKey(message)
+        if not callable(load):
+            message = f"{op}: give fetch a function that starts the load, as in `lambda: load(7)`, not {load!r}"
+            raise ConfigurationError(message)
+        options = (ttl, l2_ttl, jitter, load_timeout, wait_timeout, on_abandon, isolate, inherit_context, returns, codec)
+        operation = self._fetches.get(options)
+        if operation is None:
+            operation = self.add_operation(
+                "fetch",
+                Policy(
+                    ttl=ttl,
+                    l2_ttl=l2_ttl,
+                    jitter=jitter,
+                    load_timeout=load_timeout,
+                    wait_timeout=wait_timeout,
+                    on_abandon=on_abandon,
+                    isolate=isolate,
+                    inherit_context=inherit_context,
+                ),
+                codec=codec,
+                annotation=lambda: returns,
+            )
+            if len(self._fetches) >= _FETCHES:
+                self._fetches.clear()
+            self._fetches[options] = operation
+        return await self.call(operation, op, load, (), {})
+
+    async def refresh(self, operation: Operation, op: str, load: Callable[[], Awaitable[T]]) -> T:
+        """Load now and replace what is cached; concurrent refreshes of *op* share one load.
+
+        A flight that was up before answers those who wait for it, and is not stored. When the load fails, what was
+        cached stays.
+        """
+        site = self._site()
+        shares = self._shares(op)
+        flight = site.board.current(op) if shares else None
+        if flight is not None and flight.is_refresh:
+            operation.counters.joins += 1
+        else:
+            self._epochs.bump(op)
+            site.board.forget(op)
+            flight = self._launch(site, operation, op, load, is_private=not shares, is_refresh=True)
+        return cast("T", operation.hand_out(await flight.wait(cast("float | None", operation.policy.wait_timeout))))
+
+    async def invalidate(self, op: str, *, is_stored: bool = True) -> bool:
+        """Forget *op*: in this process at once, before anything is awaited, then in the store.
+
+        Loads that began before answer those who already wait, and are never stored. Cancelling this call does not
+        stop the invalidation.
+
+        Returns:
+            Whether the store confirmed. If not, this process neither reads nor fills the op there until it
+            did; other processes may see the old value for the rest of its `l2_ttl`.
+        """
+        site = self._site()
+        self._epochs.bump(op)
+        self._sites.tell(lambda site: site.forget(op))
+        if site.tier is None or not is_stored:
+            return True
+        tier = site.tier
+
+        async def delete(_: Flight[bool]) -> bool:
+            return await tier.delete(op, _UNCOUNTED)
+
+        return await site.board.launch(op, delete, _UNCOUNTED, "finish", is_private=True).wait()
+
+    def peek(self, operation: Operation, op: str) -> Entry[Any] | None:
+        """Return this loop's fresh entry of *op* without loading, counting or waiting."""
+        entry = self._site().memory.get(op)
+        if entry is None or not operation.policy.isolate:
+            return entry
+        return Entry(operation.hand_out(entry.value), entry.fresh_until)
+
+    def stats(self) -> Stats:
+        """Return a snapshot of the counters, in total and of each operation."""
+        return total(self._registry.counters.items())
+
+    def add_operation(self, name: str, policy: Policy, **options: Any) -> Operation:
+        """Return a new operation of this guard; options are those of `Operation`.
+
+        Raises:
+            ConfigurationError: the policy asks for a store that the guard does not have, or for a codec that there is not.
+        """
+        if policy.l2_ttl is not None and not self.has_store:
+            message = f"{name}: l2_ttl={policy.l2_ttl:g} needs a guard with a store, as in Guard('redis://localhost:6379')"
+            raise ConfigurationError(message)
+        operation = Operation(name, policy, self._registry.counters_of(name), **options)
+        operation.check_codec(is_final=False)
+        return operation
+
+    def register(self, owner: object, spec: KeySpec, operation: Operation) -> None:
+        """Note that *owner*'s ops belong to *operation*, for as long as *owner* lives.
+
+        Raises:
+            InvalidKey: another function's calls could have the same ops.
+        """
+        if self._registry.add(owner, spec, operation):  # defined anew: what the old function left is not its own
+            self._epochs.bump_all()
+            self._sites.tell(Site.forget_all)
+
+    # ── Lifecycle ────────────────────────────────────────────────────────────────────────────────
+
+    async def __aenter__(self) -> Self:
+        """Open the store's connections for the running loop; a dead store is no reason not to start.
+
+        Raises:
+            ConfigurationError: an operation's return annotation cannot be stored.
+        """
+        for operation in self._registry.operations():
+            operation.check_codec(is_final=True)
+        site = self._sites.here()
+        if site is None:
+            site = self._open_site()
+        site.depth += 1
+        if site.depth == 1 and site.tier is not None:
+            await site.tier.open()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Let flights land, for at most `drain_timeout` seconds, and close the running loop's connections."""
+        site = self._site()
+        site.depth -= 1
+        if site.depth:
+            return
+        try:
+            await site.board.drain(self._drain_timeout)
+        finally:
+            self._sites.remove()
+            if site.tier is not None:
+                await site.tier.aclose()
+
+    def _site(self) -> Site:
+        site = self._sites.here()
+        if site is not None:
+            return site
+        if self.has_store:
+            message = (
+                "this guard has a store, and is not open in the running event loop. Open it around its use:\n"
+                "    async with guard:\n"
+                "        ..."
+            )
+            raise GuardClosed(message)
+        return self._open_site()
+
+    def _open_site(self) -> Site:
+        tier = None
+        if self._make_store is not None:
+            tier = Tier(self._make_store(), self.namespace, self._max_bytes, self._clock)
+        site = Site(asyncio.get_running_loop(), Memory(self._maxsize, self._clock), tier)
+        self._sites.add(site)
+        return site
+
+    def __repr__(self) -> str:
+        store = "with a store" if self.has_store else "in memory"
+        return f"<Guard {self.namespace} {store}{'' if self.enabled else ', disabled'}: {self.stats()!r}>"
+
+
+def _checked_namespace(namespace: str) -> str:
+    if not isinstance(namespace, str) or not re.fullmatch(r"[!-z|~]{1,100}", namespace):
+        message = f"namespace={namespace!r}: give 1 to 100 printable characters without spaces and braces"
+        raise ConfigurationError(message)
+    return namespace
+
+
+def _spread(life: float, jitter: float) -> float:
+    """Lengthen or shorten *life* at random, so that what was filled together does not expire together."""
+    return life * (1 + jitter * (2 * random() - 1))  # noqa: S311  # no secret

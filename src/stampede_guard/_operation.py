@@ -1,0 +1,135 @@
+"""One operation: a policy, a codec and counters under a name."""
+
+from collections.abc import Callable, Sequence
+from contextvars import Context, ContextVar, copy_context
+from typing import Any
+
+from ._codec import Codec, codec_for
+from ._policy import Policy
+from ._stats import Counters
+from .errors import CannotEncode, ConfigurationError
+
+NO_ANNOTATION: Any = object()
+
+
+class Operation:
+    """What the data path needs to know of a decorated function.
+
+    Args:
+        name: How errors and statistics call it.
+        policy: Its options.
+        counters: Where its calls are counted.
+        codec: Given by the user; otherwise the annotation decides.
+        annotation: Returns the loader's return annotation; raises `NameError` while a name in it is not defined yet.
+        vary: Context variables that are part of the key, and the only ones that the loader sees.
+    """
+
+    __slots__ = ("_annotation", "_codec", "_is_proven", "counters", "name", "policy", "vary")
+
+    def __init__(
+        self,
+        name: str,
+        policy: Policy,
+        counters: Counters,
+        *,
+        codec: Codec | None = None,
+        annotation: Callable[[], Any] = lambda: NO_ANNOTATION,
+        vary: Sequence[ContextVar[Any]] = (),
+    ) -> None:
+        if codec is not None and not isinstance(codec, Codec):
+            message = f"{name}: codec={codec!r}; give an object with encode(value) and decode(payload)"
+            raise ConfigurationError(message)
+        self.name = name
+        self.policy = policy
+        self.counters = counters
+        self.vary = tuple(vary)
+        self._codec = codec
+        self._annotation = annotation
+        self._is_proven = False
+
+    @property
+    def needs_codec(self) -> bool:
+        """Whether its values are ever turned into bytes."""
+        return self.policy.l2_ttl is not None or self.policy.isolate
+
+    @property
+    def codec(self) -> Codec:
+        """The user's codec, or the one that the return annotation asks for.
+
+        Raises:
+            ConfigurationError: there is no annotation, it is not defined, or not precise enough.
+        """
+        if self._codec is None:
+            try:
+                annotation = self._annotation()
+            except NameError as error:
+                message = f"{self.name}: its return annotation is not defined ({error}); or pass codec="
+                raise ConfigurationError(message) from error
+            if annotation is NO_ANNOTATION:
+                message = f"{self.name}: values are stored as bytes, so say what they are: annotate the return type, or pass codec="
+                raise ConfigurationError(message)
+            try:
+                self._codec = codec_for(annotation)
+            except ConfigurationError as error:
+                message = f"{self.name}: its return annotation {error}"
+                raise ConfigurationError(message) from error.__cause__
+        return self._codec
+
+    def check_codec(self, *, is_final: bool) -> None:
+        """Find the codec now, so that a mistake shows before the first call.
+
+        Raises:
+            ConfigurationError: as `codec`; a name that is not defined yet only when the check *is_final*.
+        """
+        if not self.needs_codec:
+            return
+        try:
+            _ = self.codec
+        except ConfigurationError as error:
+            if is_final or not isinstance(error.__cause__, NameError):
+                raise
+
+    def encode(self, value: object) -> bytes:
+        """Return *value* as bytes; the first time, make sure that they can be read back.
+
+        Raises:
+            CannotEncode: the codec cannot, or could not decode the result.
+        """
+        codec = self.codec
+        try:
+            payload = codec.encode(value)
+            if not self._is_proven:
+                codec.decode(payload)
+                self._is_proven = True
+        except Exception as error:
+            kind = f"{type(value).__module__}.{type(value).__qualname__}"
+            message = f"{self.name}: the loader returned a {kind}, which its codec cannot store and read back: {error}"
+            raise CannotEncode(message) from error
+        return payload
+
+    def decode(self, payload: bytes) -> tuple[Any] | None:
+        """Return the value in a tuple of one (any value is a value), or `None` if *payload* is not one."""
+        try:
+            return (self.codec.decode(payload),)
+        except Exception:  # noqa: BLE001  # whatever a codec makes of foreign bytes, they are a miss
+            self.counters.l2_undecodable += 1
+            return None
+
+    def hand_out(self, kept: Any) -> Any:
+        """Return what one caller gets of what is *kept*: the thing itself, or a copy of their own."""
+        return self.codec.decode(kept) if self.policy.isolate else kept
+
+    def context(self) -> Context:
+        """Return the context for a load launched by the running code.
+
+        A shared load belongs to no caller, so it sees none of their context variables but `vary`.
+        """
+        if self.policy.inherit_context:
+            return copy_context()
+        context = Context()
+        for variable in self.vary:
+            context.run(variable.set, variable.get())
+        return context
+
+    def __repr__(self) -> str:
+        return f"<Operation {self.name}>"

@@ -1,0 +1,99 @@
+"""One operation's options, validated once, at decoration."""
+
+from dataclasses import dataclass
+from datetime import timedelta
+from math import inf, isfinite
+from typing import Literal, TypeAlias
+
+from .errors import ConfigurationError
+
+Duration: TypeAlias = float | timedelta
+OnAbandon: TypeAlias = Literal["finish", "cancel"]
+
+
+def seconds(name: str, value: Duration, *, zero: bool = False) -> float:
+    """Return *value* as seconds.
+
+    Raises:
+        ConfigurationError: not a number or `timedelta`, not finite, or not positive.
+    """
+    if isinstance(value, timedelta):
+        value = value.total_seconds()
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        message = f"{name}={value!r}: a duration is a number of seconds or a timedelta"
+        raise ConfigurationError(message)
+    if not isfinite(value) or value < 0 or (value == 0 and not zero):
+        message = f"{name}={value!r}: a duration is {'zero or more' if zero else 'more than zero'}, and finite"
+        raise ConfigurationError(message)
+    return float(value)
+
+
+def fraction(name: str, value: float, *, below: float = inf) -> float:
+    """Return *value* if it lies in 0…1, and under *below*.
+
+    Raises:
+        ConfigurationError: it does not.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1 or value >= below:
+        rule = f"from 0 to below {below:g}" if below <= 1 else "from 0 to 1"
+        message = f"{name}={value!r}: give a fraction {rule}"
+        raise ConfigurationError(message)
+    return float(value)
+
+
+def count(name: str, value: int) -> int:
+    """Return *value* if it is a whole number above zero.
+
+    Raises:
+        ConfigurationError: it is not.
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        message = f"{name}={value!r}: give a whole number above zero"
+        raise ConfigurationError(message)
+    return value
+
+
+def choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    """Check that *value* is one of *choices*.
+
+    Raises:
+        ConfigurationError: it is not.
+    """
+    if value not in choices:
+        message = f"{name}={value!r}: give one of {', '.join(map(repr, choices))}"
+        raise ConfigurationError(message)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """How one operation is cached, shared and bounded.
+
+    Attributes:
+        ttl: Life in L1, in seconds; `None` keeps nothing in L1.
+        l2_ttl: Life in L2, in seconds; `None` keeps the operation out of L2.
+        jitter: Share by which a life is lengthened or shortened at random, so that
+            entries filled together do not expire together.
+        load_timeout: Budget of one run of the loader, in seconds; `None` sets none.
+        wait_timeout: How long one caller waits for a flight, in seconds; `None` sets no limit.
+        on_abandon: What a load does when everybody who waited has left.
+        isolate: Keep encoded bytes, and decode a copy of its own for every caller.
+        inherit_context: Run the loader in a copy of the launching caller's context.
+    """
+
+    ttl: Duration | None = None
+    l2_ttl: Duration | None = None
+    jitter: float = 0.1
+    load_timeout: Duration | None = 30.0
+    wait_timeout: Duration | None = None
+    on_abandon: OnAbandon = "finish"
+    isolate: bool = False
+    inherit_context: bool = False
+
+    def __post_init__(self) -> None:
+        """Validate; durations become seconds."""
+        for name in ("ttl", "l2_ttl", "load_timeout", "wait_timeout"):
+            value = getattr(self, name)
+            if value is not None:
+                object.__setattr__(self, name, seconds(name, value))
+        fraction("jitter", self.jitter, below=1)
+        choice("on_abandon", self.on_abandon, ("finish", "cancel"))

@@ -1,0 +1,327 @@
+"""The scoreboard: at most one current flight per op.
+
+Every waiter sleeps on a future of its own. `asyncio.shield(task)` would be shorter, but each
+cancelled waiter then rescans the task's callback list: 16,000 clients that hang up at once
+would stall the event loop for two seconds, not for a tenth of one. And the future carries no
+result, only the wake-up: a result nobody came to fetch is nothing that asyncio could complain of.
+
+After *singleflight* (golang.org/x/sync) and the debouncer of "Avoiding cache stampede at DoorDash".
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from contextvars import Context, ContextVar
+from typing import Any, Generic, TypeVar, cast, final
+
+from ._failure import Failure
+from ._policy import Duration, OnAbandon, Policy
+from ._stats import Counters, Stats, snapshot
+from .errors import ConfigurationError, LoadCancelled, LoadTimeout, RecursiveLoad, WaitTimeout, WrongLoop
+
+T = TypeVar("T")
+Load = Callable[[], Awaitable[T]]
+
+logger = logging.getLogger("stampede_guard")
+
+_GRACE = 1.0  # seconds that a cancelled load gets for its clean-up when its scoreboard is drained
+
+# The flight whose loader the running code belongs to.
+_current: ContextVar["Flight[Any] | None"] = ContextVar("stampede_guard_flight", default=None)
+
+
+@final
+class Flight(Generic[T]):
+    """One running load and everyone waiting for it."""
+
+    __slots__ = (
+        "_awaits",
+        "_board",
+        "_counters",
+        "_failure",
+        "_loop",
+        "_task",
+        "_value",
+        "_waiters",
+        "_was_joined",
+        "is_refresh",
+        "landed",
+        "on_abandon",
+        "op",
+    )
+
+    def __init__(self, board: "Scoreboard", op: str, counters: Counters, on_abandon: OnAbandon) -> None:
+        self.op = op
+        self.on_abandon: OnAbandon = on_abandon
+        self.is_refresh = False
+        self.landed = False
+        self._board = board
+        self._counters = counters
+        self._loop = asyncio.get_running_loop()
+        self._task: asyncio.Task[T] | None = None
+        self._waiters: set[asyncio.Future[bool]] = set()
+        self._was_joined = False
+        self._awaits: list[Flight[Any]] = []  # the flights that this one's loader waits for
+        self._value: T | None = None
+        self._failure: Failure | None = None
+
+    def take_off(self, load: Coroutine[Any, Any, T], context: Context) -> None:
+        """Run *load* in a task of its own, so that it belongs to no caller."""
+        self._counters.in_flight += 1
+        context.run(_current.set, self)
+        self._task = self._loop.create_task(load, name=f"load {self.op}", context=context)
+        if self._task.done():  # an eager task that never had to wait
+            self._finish(self._task)
+        else:
+            self._task.add_done_callback(self._finish)
+
+    async def wait(self, timeout: float | None = None) -> T:
+        """Wait for the answer, at most *timeout* seconds; leaving disturbs nobody else.
+
+        Raises:
+            WaitTimeout: the time ran out.
+            RecursiveLoad: the calling loader would wait for itself.
+            LoadError: the flight ended without an answer.
+            Exception: the loader's own error, an object of this waiter's own.
+        """
+        self._was_joined = True
+        if not self.landed:
+            inside = _current.get()
+            if inside is None or inside.landed:
+                await self._sleep(timeout)
+            else:
+                with self._edge_from(inside):
+                    await self._sleep(timeout)
+        if self._failure is None:
+            return cast("T", self._value)
+        failure, is_last = self._failure, not self._waiters
+        if is_last:
+            self._failure = None  # or error, traceback, this frame and the flight would hold each other
+        try:
+            raise failure.for_waiter(is_last=is_last)
+        finally:
+            del failure
+
+    async def _sleep(self, timeout: float | None) -> None:
+        waiter: asyncio.Future[bool] = self._loop.create_future()
+        self._waiters.add(waiter)
+        timer = None if timeout is None else self._loop.call_later(timeout, _wake, waiter, True)
+        try:
+            gave_up = await waiter
+        finally:
+            self._waiters.discard(waiter)
+            if timer is not None:
+                timer.cancel()
+            if not self._waiters and not self.landed and self.on_abandon == "cancel":
+                self.abort(LoadCancelled(f"{self.op}: everybody who waited has left"))
+        if gave_up:
+            message = f"{self.op}: no answer within wait_timeout={timeout:g} s (the load goes on)"
+            raise WaitTimeout(message)
+
+    @contextmanager
+    def within(self, timeout: float | None) -> Iterator[None]:
+        """End the flight with `LoadTimeout` when the block takes longer than *timeout* seconds.
+
+        The flight ends even if the load ignores its cancellation.
+        """
+        if timeout is None:
+            yield
+            return
+        error = LoadTimeout(f"{self.op}: the loader took longer than load_timeout={timeout:g} s")
+        timer = self._loop.call_later(timeout, self.abort, error)
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    def abort(self, error: Exception) -> None:
+        """Settle everybody with *error* and cancel the load.
+
+        Off the board in the same step as the cancellation: a newcomer never joins a dying flight.
+        """
+        self._land(None, error)
+        if self._task is not None:
+            self._task.cancel()
+
+    def _finish(self, task: asyncio.Task[T]) -> None:
+        """Settle everybody, whichever way the load ended."""
+        self._board.retire(self)
+        if task.cancelled():
+            self._land(None, LoadCancelled(f"{self.op}: the load was cancelled"))
+        elif (error := task.exception()) is None:
+            self._land(task.result(), None)
+        elif isinstance(error, Exception):
+            self._land(None, error)
+        else:  # KeyboardInterrupt and its like stop the loop; they are not the waiters' errors
+            self._land(None, LoadCancelled(f"{self.op}: the load was ended by {type(error).__name__}"))
+
+    def _land(self, value: T | None, error: Exception | None) -> None:
+        if self.landed:
+            return
+        self.landed = True
+        self._board.clear(self)
+        self._counters.in_flight -= 1
+        self._counters.abandoned += self._was_joined and not self._waiters
+        self._value = value
+        if error is not None:
+            self._counters.failures += 1
+            self._failure = Failure(error)
+        for waiter in self._waiters:
+            _wake(waiter, False)
+
+    @contextmanager
+    def _edge_from(self, inside: "Flight[Any]") -> Iterator[None]:
+        """Note that the load of *inside* waits for this flight, unless that would close a circle."""
+        if self._leads_to(inside):
+            message = f"{self.op}: its loader waits for itself" + ("" if inside is self else f", through {inside.op}")
+            raise RecursiveLoad(message)
+        inside._awaits.append(self)
+        try:
+            yield
+        finally:
+            inside._awaits.remove(self)
+
+    def _leads_to(self, other: "Flight[Any]") -> bool:
+        return self is other or any(awaited._leads_to(other) for awaited in self._awaits)
+
+    def __repr__(self) -> str:
+        return f"<Flight {self.op} {len(self._waiters)} waiters{', landed' if self.landed else ''}>"
+
+
+def _wake(waiter: asyncio.Future[bool], gave_up: bool) -> None:  # noqa: FBT001  # call_later takes no keywords
+    if not waiter.done():  # its caller was cancelled in this very tick
+        waiter.set_result(gave_up)
+
+
+class Scoreboard:
+    """The bare debouncer: concurrent calls with one op share one run of the load. No caches.
+
+    Belongs to the event loop in which it is used; after that loop was closed, another may use it.
+
+    Args:
+        load_timeout: Seconds after which a load is ended for everybody; `None` sets no limit.
+        wait_timeout: Seconds after which one waiter gives up alone; `None` sets no limit.
+        on_abandon: `"finish"` lets a load go on when everybody has left; `"cancel"` cancels it.
+
+    Raises:
+        ConfigurationError: an option breaks its rule.
+    """
+
+    def __init__(
+        self,
+        *,
+        load_timeout: Duration | None = 30.0,
+        wait_timeout: Duration | None = None,
+        on_abandon: OnAbandon = "finish",
+    ) -> None:
+        self._policy = Policy(load_timeout=load_timeout, wait_timeout=wait_timeout, on_abandon=on_abandon)
+        self._counters = Counters()
+        self._flights: dict[str, Flight[Any]] = {}
+        self._up: set[Flight[Any]] = set()  # all that still run, the forgotten ones too
+
+    async def debounce(self, op: str, load: Load[T]) -> T:
+        """Return what *load* returns, run once for all who ask for *op* meanwhile.
+
+        Cancelling this call disturbs nobody else. The load runs in a task and a clean context of its own.
+
+        Raises:
+            LoadTimeout: the load exceeded `load_timeout`.
+            WaitTimeout: this call exceeded `wait_timeout`.
+            LoadCancelled: the load was cancelled.
+            RecursiveLoad: the load waits for itself.
+            WrongLoop: another running event loop is loading *op*.
+            Exception: the load's own error.
+        """
+        if not callable(load):
+            message = f"{op}: give debounce a function that starts the load, as in `lambda: fetch(7)`, not {load!r}"
+            raise ConfigurationError(message)
+        flight = self.current(op)
+        if flight is not None:
+            self._counters.joins += 1
+        else:
+            flight = self.launch(op, lambda flight: self._run(flight, load), self._counters, self._policy.on_abandon)
+        return await flight.wait(cast("float | None", self._policy.wait_timeout))
+
+    async def _run(self, flight: Flight[T], load: Load[T]) -> T:
+        with flight.within(cast("float | None", self._policy.load_timeout)):
+            self._counters.loads += 1
+            return await load()
+
+    def current(self, op: str) -> Flight[Any] | None:
+        """Return the current flight of *op*, or `None`.
+
+        Not async, nor is `launch`: an await between the two would let two callers launch.
+
+        Raises:
+            WrongLoop: the flight is another running loop's.
+        """
+        flight = self._flights.get(op)
+        if flight is None:
+            return None
+        if flight._loop is not asyncio.get_running_loop():  # noqa: SLF001  # a flight is this module's own
+            if flight._loop.is_closed():  # noqa: SLF001
+                self.clear(flight)
+                self.retire(flight)
+                return None
+            message = f"{op}: another event loop is loading this; give each loop a Scoreboard, or use a Guard"
+            raise WrongLoop(message)
+        return flight
+
+    def launch(
+        self,
+        op: str,
+        load: Callable[[Flight[T]], Coroutine[Any, Any, T]],
+        counters: Counters,
+        on_abandon: OnAbandon,
+        *,
+        context: Context | None = None,
+        is_private: bool = False,
+    ) -> Flight[T]:
+        """Start a flight; unless it *is_private*, callers that come meanwhile will join it."""
+        counters.executions += 1
+        flight: Flight[T] = Flight(self, op, counters, on_abandon)
+        if not is_private:
+            self._flights[op] = flight  # before take-off: an eager task may land inside its own creation
+        self._up.add(flight)
+        flight.take_off(load(flight), Context() if context is None else context)
+        return flight
+
+    def forget(self, op: str) -> None:
+        """Let the next caller start afresh; whoever waits now still gets their answer."""
+        self._flights.pop(op, None)
+
+    def forget_all(self) -> None:
+        """Let every op's next caller start afresh."""
+        self._flights.clear()
+
+    def clear(self, flight: Flight[Any]) -> None:
+        """Take *flight* off the board, if it is the current one: a newer one may have its place."""
+        if self._flights.get(flight.op) is flight:
+            del self._flights[flight.op]
+
+    def retire(self, flight: Flight[Any]) -> None:
+        """Let go of a flight whose task has ended."""
+        self._up.discard(flight)
+
+    async def drain(self, timeout: float) -> None:
+        """Wait at most *timeout* seconds for all flights, then cancel the rest; their waiters get `LoadCancelled`."""
+        deadline = asyncio.get_running_loop().time() + timeout
+        while self._up and (left := deadline - asyncio.get_running_loop().time()) > 0:
+            await asyncio.wait(self._tasks(), timeout=left)
+        for flight in tuple(self._up):
+            flight.abort(LoadCancelled(f"{flight.op}: cancelled at shut-down, after {timeout:g} s"))
+        if self._up:
+            await asyncio.wait(self._tasks(), timeout=_GRACE)
+        for flight in self._up:
+            logger.warning("the load of %s ignores its cancellation; left behind at shut-down", flight.op)
+
+    def _tasks(self) -> list[asyncio.Task[Any]]:
+        return [flight._task for flight in self._up if flight._task is not None]  # noqa: SLF001
+
+    def stats(self) -> Stats:
+        """Return a snapshot of what was called, shared and run."""
+        return snapshot(self._counters)
+
+    def __repr__(self) -> str:
+        return f"<Scoreboard {len(self._flights)} flights>"

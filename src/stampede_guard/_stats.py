@@ -1,0 +1,127 @@
+"""Counters: what each operation cost, and what it saved."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+
+class Counters:
+    """One operation's live counters; plain attributes, so that a hit pays one addition."""
+
+    __slots__ = (
+        "abandoned",
+        "executions",
+        "failures",
+        "in_flight",
+        "joins",
+        "l1_hits",
+        "l2_errors",
+        "l2_hits",
+        "l2_misses",
+        "l2_skips",
+        "l2_undecodable",
+        "loads",
+        "overtaken",
+    )
+
+    def __init__(self) -> None:
+        self.l1_hits = 0
+        self.joins = 0
+        self.executions = 0
+        self.l2_hits = 0
+        self.l2_misses = 0
+        self.l2_skips = 0
+        self.l2_errors = 0
+        self.l2_undecodable = 0
+        self.loads = 0
+        self.failures = 0
+        self.abandoned = 0
+        self.overtaken = 0
+        self.in_flight = 0
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Stats:
+    """A snapshot of the counters, of one operation or of all of a guard's.
+
+    `calls` is always `l1_hits + joins + executions`. Counters are cheap rather than exact
+    where several threads count at once.
+
+    Attributes:
+        l1_hits: Calls answered by this process's memory.
+        joins: Calls that waited for a flight already up: the duplicates saved.
+        executions: Flights launched.
+        l2_hits: Flights answered by the store.
+        l2_misses: Flights that asked the store in vain.
+        l2_skips: Store operations not tried, because the breaker was open or the op awaits its invalidation.
+        l2_errors: Store operations that failed or ran out of time.
+        l2_undecodable: Stored values that were not this op's, or could not be decoded; treated as misses.
+        loads: Runs of the loader.
+        failures: Runs of the loader that ended in an error, a timeout or a cancellation.
+        abandoned: Flights that everybody who waited had left before they landed.
+        overtaken: Loads whose value was not stored, because an invalidation or a refresh came meanwhile.
+        in_flight: Flights up now.
+        operations: The same for each operation, by its key; empty in the snapshot of one.
+    """
+
+    l1_hits: int = 0
+    joins: int = 0
+    executions: int = 0
+    l2_hits: int = 0
+    l2_misses: int = 0
+    l2_skips: int = 0
+    l2_errors: int = 0
+    l2_undecodable: int = 0
+    loads: int = 0
+    failures: int = 0
+    abandoned: int = 0
+    overtaken: int = 0
+    in_flight: int = 0
+    operations: Mapping[str, "Stats"] = field(default_factory=dict)
+
+    @property
+    def calls(self) -> int:
+        """Every call, however it was answered."""
+        return self.l1_hits + self.joins + self.executions
+
+    @property
+    def l2_reads(self) -> int:
+        """Reads that the store answered, with a value or without one."""
+        return self.l2_hits + self.l2_misses + self.l2_undecodable
+
+    def as_dict(self) -> dict[str, object]:
+        """Return plain builtins, for JSON."""
+        numbers = {name: getattr(self, name) for name in _NAMES}
+        operations = {name: stats.as_dict() for name, stats in self.operations.items()}
+        return {"calls": self.calls, **numbers, "operations": operations}
+
+    def __repr__(self) -> str:
+        sentence = (
+            f"{self.calls:,} calls = {self.l1_hits:,} L1 hits + {self.joins:,} joins + "
+            f"{self.executions:,} executions ({self.l2_hits:,} L2 hits, {self.loads:,} loads)"
+        )
+        rest = ("failures", "abandoned", "overtaken", "l2_errors", "l2_undecodable", "l2_skips")
+        troubles = [f"{getattr(self, name):,} {name}" for name in rest if getattr(self, name)]
+        return f"<Stats {', '.join([sentence, *troubles])}, {self.in_flight:,} in flight>"
+
+
+_NAMES = Counters.__slots__
+
+
+def snapshot(counters: Counters) -> Stats:
+    """Return one operation's counters as they are now."""
+    return Stats(**{name: getattr(counters, name) for name in _NAMES})
+
+
+def total(operations: Iterable[tuple[str, Counters]]) -> Stats:
+    """Return the sums over *operations*, with the share of each; one name's shares are added up."""
+    named: dict[str, Stats] = {}
+    for name, counters in operations:
+        now = snapshot(counters)
+        named[name] = _sum((named[name], now)) if name in named else now
+    return _sum(named.values(), named)
+
+
+def _sum(parts: Iterable[Stats], operations: Mapping[str, Stats] | None = None) -> Stats:
+    parts = list(parts)
+    sums = {name: sum(getattr(part, name) for part in parts) for name in _NAMES}
+    return Stats(**sums, operations=operations or {})

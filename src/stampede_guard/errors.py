@@ -1,0 +1,89 @@
+"""The exception tree.
+
+```
+StampedeGuardError
+├── ConfigurationError (also a ValueError)   an option is wrong; raised where it is given
+├── NotCoalescable (also a TypeError)        the decorated thing is not an `async def`
+├── InvalidKey (also a TypeError)            a key that is wrong, ambiguous or cannot be built
+├── CannotEncode (also a TypeError)          a value that its codec cannot turn into bytes
+├── GuardClosed                              a guard with a store, used outside `async with`
+├── WrongLoop                                something bound to one event loop, used from another
+├── WaitTimeout (also a TimeoutError)        this waiter gave up; the load goes on
+└── LoadError                                the flight ended without an answer
+    ├── LoadTimeout (also a TimeoutError)    the loader took longer than `load_timeout`
+    ├── LoadCancelled                        the loader was cancelled, by itself or at shut-down
+    ├── LoadFailed                           the loader's own error could not be copied for this waiter
+    └── RecursiveLoad                        the loader waits for itself
+```
+
+A loader's own error is none of these: it reaches every waiter as what it is.
+Redis failing, slow or absent never surfaces as an exception.
+"""
+
+__all__ = (
+    "CannotEncode",
+    "ConfigurationError",
+    "GuardClosed",
+    "InvalidKey",
+    "LoadCancelled",
+    "LoadError",
+    "LoadFailed",
+    "LoadTimeout",
+    "NotCoalescable",
+    "RecursiveLoad",
+    "StampedeGuardError",
+    "WaitTimeout",
+    "WrongLoop",
+)
+
+
+class StampedeGuardError(Exception):
+    """The root of everything that this package raises by itself."""
+
+
+class ConfigurationError(StampedeGuardError, ValueError):
+    """An option has a value that breaks its rule; the message names both."""
+
+
+class NotCoalescable(StampedeGuardError, TypeError):
+    """Only an `async def` function that returns a value can be coalesced."""
+
+
+class InvalidKey(StampedeGuardError, TypeError):
+    """A key is wrong at decoration, or an argument has no place in one."""
+
+
+class CannotEncode(StampedeGuardError, TypeError):
+    """The codec of an operation cannot encode what its loader returned."""
+
+
+class GuardClosed(StampedeGuardError):
+    """A guard with a store was used before it was entered, or after it was left."""
+
+
+class WrongLoop(StampedeGuardError):
+    """An object that belongs to one event loop was used from another."""
+
+
+class WaitTimeout(StampedeGuardError, TimeoutError):
+    """One waiter's `wait_timeout` ran out; the load itself goes on."""
+
+
+class LoadError(StampedeGuardError):
+    """A flight ended without an answer."""
+
+
+class LoadTimeout(LoadError, TimeoutError):
+    """The loader exceeded `load_timeout`; everybody who waited gets this."""
+
+
+class LoadCancelled(LoadError):
+    """The load was cancelled, though this caller was not."""
+
+
+class LoadFailed(LoadError):
+    """The loader's error could not be copied for a second waiter; the message names its type."""
+
+
+class RecursiveLoad(LoadError):
+    """A loader waits, directly or through others, for its own flight."""

@@ -1,0 +1,101 @@
+"""What users need to test their own decorated functions: a clock, a gate, a store that fails on demand."""
+
+import asyncio
+from collections.abc import Callable
+
+from .stores import Stored
+
+__all__ = ("FaultStore", "Gate", "ManualClock")
+
+
+class ManualClock:
+    """Monotonic seconds that pass only when told to: `Guard(clock=clock)`."""
+
+    def __init__(self, now: float = 1_000.0) -> None:
+        self._now = now
+
+    def __call__(self) -> float:
+        """Return the present instant, in seconds."""
+        return self._now
+
+    def advance(self, seconds: float) -> None:
+        """Let *seconds* pass."""
+        self._now += seconds
+
+
+class Gate:
+    """Holds loaders until it is opened, and tells how many have arrived.
+
+    A loader does `await gate.passage()`; the test does `await gate.arrivals(1)`, looks around, and `gate.open()`s.
+    """
+
+    def __init__(self) -> None:
+        self.arrived = 0
+        self._opened = asyncio.Event()
+        self._changed = asyncio.Condition()
+
+    async def passage(self) -> None:
+        """Arrive, and wait until the gate is open."""
+        async with self._changed:
+            self.arrived += 1
+            self._changed.notify_all()
+        await self._opened.wait()
+
+    async def arrivals(self, number: int) -> None:
+        """Wait until *number* have arrived since the beginning."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: self.arrived >= number)
+
+    def open(self) -> None:
+        """Let everybody pass, now and later."""
+        self._opened.set()
+
+
+class FaultStore:
+    """A store in memory that can be made to fail or to hang: `Guard(lambda: store)`.
+
+    For the tests of a service's behaviour without its Redis; it says nothing about the real one.
+
+    Attributes:
+        error: Raised by every operation while it is set.
+        gate: Waited for by every operation while it is set.
+        contents: What is stored; lives are counted on *clock*.
+    """
+
+    name = "FaultStore"
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.error: Exception | None = None
+        self.gate: Gate | None = None
+        self.contents: dict[str, tuple[bytes, float]] = {}
+        self._clock = clock
+
+    async def open(self) -> None:
+        """Get ready."""
+        await self._pass()
+
+    async def read(self, key: str) -> Stored | None:
+        """Return what is stored under *key*."""
+        await self._pass()
+        envelope, until = self.contents.get(key, (b"", 0.0))
+        left = until - self._clock()
+        return Stored(envelope, left) if left > 0 else None
+
+    async def write(self, key: str, envelope: bytes, life: float) -> None:
+        """Store *envelope* for *life* seconds."""
+        await self._pass()
+        self.contents[key] = envelope, self._clock() + life
+
+    async def delete(self, key: str) -> None:
+        """Drop *key*."""
+        await self._pass()
+        self.contents.pop(key, None)
+
+    async def aclose(self) -> None:
+        """Do nothing: what is stored stays, for the next test of the story."""
+
+    async def _pass(self) -> None:
+        if self.gate is not None:
+            await self.gate.passage()
+        if self.error is not None:
+            raise self.error
