@@ -4,7 +4,7 @@
 in a template (`7` for `7` and for `"7"`), escaped so that it holds no separator and is never empty.
 """
 
-import datetime
+import datetime as dt
 import enum
 import ipaddress
 import itertools
@@ -26,24 +26,25 @@ from .errors import InvalidKey
 _BY_TEXT = (
     Decimal,
     uuid.UUID,
-    datetime.datetime,
-    datetime.date,
-    datetime.time,
-    datetime.timedelta,
+    dt.datetime,
+    dt.date,
+    dt.time,
+    dt.timedelta,
     PurePath,
     ipaddress.IPv4Address,
     ipaddress.IPv6Address,
 )
+_PLAIN: tuple[Any, ...] = (str, bytes, int, float, tuple)
 _SAFE = frozenset(string.ascii_letters + string.digits + "_.")
 
 
-def canonical(value: Any) -> str:
+def canonical(value: Any) -> str:  # noqa: C901, PLR0911  # a table of kinds, one line each
     """Return a text that no other value has, types told apart, for a value that is compared by its content.
 
     Raises:
         InvalidKey: the value has no such text (an arbitrary object, NaN).
     """
-    kind = type(value)
+    kind: Any = type(value)
     write = _WRITERS.get(kind)
     if write is not None:
         return write(value)
@@ -59,7 +60,7 @@ def canonical(value: Any) -> str:
         return _write_fields(value, (field.name for field in fields(kind) if field.compare))
     if hasattr(kind, "__attrs_attrs__"):
         return _write_fields(value, (field.name for field in kind.__attrs_attrs__ if field.eq))
-    for plain in (str, bytes, int, float, tuple):  # a subclass, such as a NamedTuple, under its own name
+    for plain in _PLAIN:  # a subclass, such as a NamedTuple, under its own name
         if isinstance(value, plain):
             return f"{_name(kind)}({_WRITERS[plain](plain(value))})"
     message = (
@@ -69,7 +70,7 @@ def canonical(value: Any) -> str:
     raise InvalidKey(message)
 
 
-def text_of(value: Any) -> str:
+def text_of(value: Any) -> str:  # noqa: PLR0911  # likewise
     """Return the text of *value* in a template.
 
     Raises:

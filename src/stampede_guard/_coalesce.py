@@ -1,18 +1,18 @@
 """`@coalesce`: the guard in front of one function."""
 
 import inspect
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextvars import ContextVar
 from functools import partial, update_wrapper
 from types import MethodType
-from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, get_type_hints, overload
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, Unpack, get_type_hints, overload
 
 from ._codec import Codec
 from ._entry import Entry
 from ._guard import Guard
 from ._keys import compile_key, name_of
 from ._operation import NO_ANNOTATION
-from ._policy import Duration, OnAbandon, Policy
+from ._policy import Options, Policy
 from .errors import ConfigurationError, InvalidKey, NotCoalescable
 
 P = ParamSpec("P")
@@ -31,6 +31,7 @@ class Coalesced(Generic[P, T]):
     """
 
     __wrapped__: Callable[P, Coroutine[Any, Any, T]]
+    __qualname__: str
 
     def __init__(
         self,
@@ -116,11 +117,12 @@ class Coalesced(Generic[P, T]):
     ) -> "Coalesced[Q, T]": ...
     def __get__(self, instance: object | None, owner: type | None = None) -> "Coalesced[Any, T]":
         """Bind to *instance*, as a function does."""
-        return self if instance is None else self._bound_to(instance)
+        return self if instance is None else self.bound_to(instance)
 
-    def _bound_to(self, receiver: object) -> "Coalesced[Any, T]":
-        bound: Coalesced[Any, T] = object.__new__(Coalesced)
-        bound.__dict__.update(self.__dict__)
+    def bound_to(self, receiver: object) -> "Coalesced[Any, T]":
+        """Return the same with *receiver*, an instance or a class, as the first argument."""
+        bound: Coalesced[Any, T] = object.__new__(type(self))
+        bound.__dict__ |= self.__dict__
         bound.__wrapped__ = MethodType(self.__wrapped__, receiver)
         bound._build_key = MethodType(self._build_key, receiver)
         return bound
@@ -141,7 +143,7 @@ class ClassLevel(Generic[P, T]):
 
     def __get__(self, instance: object | None, owner: type) -> Coalesced[P, T]:
         """Bind to the class."""
-        return self._coalesced._bound_to(owner)  # noqa: SLF001  # the two are one
+        return self._coalesced.bound_to(owner)
 
 
 class Decorator:
@@ -153,26 +155,18 @@ class Decorator:
     @overload
     def __call__(self, function: "classmethod[Any, P, Coroutine[Any, Any, T]]", /) -> ClassLevel[P, T]: ...
     @overload
-    def __call__(
-        self, function: "staticmethod[P, Coroutine[Any, Any, T]]", /
-    ) -> "staticmethod[P, Coroutine[Any, Any, T]]": ...
-    @overload
     def __call__(self, function: Callable[P, Coroutine[Any, Any, T]], /) -> Coalesced[P, T]: ...
     def __call__(self, function: Any, /) -> Any:
-        """Decorate *function*."""
-        if isinstance(function, classmethod):
-            return ClassLevel(self._make(_checked(function.__func__)))
-        if isinstance(function, staticmethod):
-            return staticmethod(self._make(_checked(function.__func__)))
-        return self._make(_checked(function))
+        """Decorate *function*; what stands below as a class or static method stays one."""
+        if not isinstance(function, classmethod | staticmethod):
+            return self._make(_checked(function))
+        inner: Any = function.__func__
+        coalesced = self._make(_checked(inner))
+        return ClassLevel(coalesced) if isinstance(function, classmethod) else staticmethod(coalesced)
 
 
 @overload
 def coalesce(function: "classmethod[Any, P, Coroutine[Any, Any, T]]", /) -> ClassLevel[P, T]: ...
-@overload
-def coalesce(
-    function: "staticmethod[P, Coroutine[Any, Any, T]]", /
-) -> "staticmethod[P, Coroutine[Any, Any, T]]": ...
 @overload
 def coalesce(function: Callable[P, Coroutine[Any, Any, T]], /) -> Coalesced[P, T]: ...
 @overload
@@ -182,17 +176,10 @@ def coalesce(
     *,
     key: str | Callable[..., str] | None = None,
     guard: Guard | None = None,
-    ttl: Duration | None = None,
-    l2_ttl: Duration | None = None,
-    jitter: float = 0.1,
-    load_timeout: Duration | None = 30.0,
-    wait_timeout: Duration | None = None,
-    on_abandon: OnAbandon = "finish",
-    isolate: bool = False,
     ignore: Sequence[str] = (),
     vary: Sequence[ContextVar[Any]] = (),
-    inherit_context: bool = False,
     codec: Codec | None = None,
+    **options: Unpack[Options],
 ) -> Decorator: ...
 def coalesce(
     function: Any = None,
@@ -203,7 +190,7 @@ def coalesce(
     ignore: Sequence[str] = (),
     vary: Sequence[ContextVar[Any]] = (),
     codec: Codec | None = None,
-    **options: Any,
+    **options: Unpack[Options],
 ) -> Any:
     """Make concurrent identical calls of an `async def` share one execution, and remember its answer.
 
@@ -214,17 +201,19 @@ def coalesce(
         key: A template over the function's parameters (`"menu-{menu_id}-{user.locale}"`), or a function of the same
             arguments that returns the op id. By default module, qualified name and all arguments.
         guard: Whose memory and store are used; by default a guard without a store.
-        ttl: Life in this process's memory, in seconds; by default nothing is remembered.
-        l2_ttl: Life in the guard's store, in seconds; by default nothing is stored.
-        jitter: Share by which lives vary at random: 0.1 is ±10 %.
-        load_timeout: Budget of one load, in seconds; `None` sets no limit.
-        wait_timeout: How long one caller waits, in seconds; the load goes on without them.
-        on_abandon: When everybody who waited has left, `"finish"` the load and store it, or `"cancel"` it.
-        isolate: Give every caller a copy of their own, decoded from bytes.
         ignore: Names of parameters that do not change the answer and stay out of the key.
         vary: Context variables that are part of the key, and the only ones that the loader sees.
-        inherit_context: Let the loader see all of the launching caller's context instead.
         codec: Instead of the one that the return annotation asks for.
+        **options: What the operation does:
+
+            - `ttl`: Life in this process's memory, in seconds; by default nothing is remembered.
+            - `l2_ttl`: Life in the guard's store, in seconds; by default nothing is stored.
+            - `jitter`: Share by which lives vary at random: 0.1 is ±10 %.
+            - `load_timeout`: Budget of one load, in seconds; `None` sets no limit.
+            - `wait_timeout`: How long one caller waits, in seconds; the load goes on without them.
+            - `on_abandon`: When everybody who waited has left, `"finish"` the load and store it, or `"cancel"` it.
+            - `isolate`: Give every caller a copy of their own, decoded from bytes.
+            - `inherit_context`: Let the loader see all of the launching caller's context instead.
 
     Raises:
         NotCoalescable: the decorated thing is not an `async def` function.
@@ -245,12 +234,12 @@ def coalesce(
         if isinstance(names, str) or not all(isinstance(one, kind) for one in names):
             message = f"{name}={names!r}: give a tuple of {'names' if kind is str else 'context variables'}"
             raise ConfigurationError(message)
-    policy = Policy(**options)
+    policy = Policy.of(options)
 
     def make(function: Callable[..., Coroutine[Any, Any, Any]]) -> Coalesced[Any, Any]:
         return Coalesced(function, guard, key, policy, ignore=ignore, vary=vary, codec=codec)
 
-    decorate = Decorator(make)
+    decorate: Callable[..., Any] = Decorator(make)
     return decorate if function is None else decorate(function)
 
 

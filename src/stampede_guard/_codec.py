@@ -107,7 +107,9 @@ def codec_for(annotation: Any) -> Codec:
         raise ConfigurationError(message) from error
     unclear = _unclear(described)
     if unclear is not None:
-        message = f"{annotation!r} cannot be stored: {unclear} does not say what to decode to; be precise, or pass codec="
+        message = (
+            f"{annotation!r} cannot be stored: {unclear} does not say what to decode to; name a type, or pass codec="
+        )
         raise ConfigurationError(message)
     return codec
 
@@ -134,7 +136,8 @@ def _unclear(node: Any, seen: frozenset[type] = frozenset()) -> str | None:
         seen = seen | {cls} if cls is not None else seen
         return _unclear([getattr(node, name) for name in node.__struct_fields__], seen)
     if isinstance(node, list | tuple):
-        return next((found for part in node if (found := _unclear(part, seen)) is not None), None)
+        parts: list[Any] = [*node]
+        return next((found for part in parts if (found := _unclear(part, seen)) is not None), None)
     return None
 
 

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from random import random
 from types import TracebackType
-from typing import Any, Self, TypeVar, cast
+from typing import Any, Self, TypeVar, Unpack
 from zlib import crc32
 
 from ._codec import Codec
@@ -24,7 +24,7 @@ from ._epochs import Epochs
 from ._keys import KeySpec
 from ._memory import Memory
 from ._operation import NO_ANNOTATION, Operation
-from ._policy import Duration, OnAbandon, Policy, count, fraction, seconds
+from ._policy import Duration, Options, Policy, count, fraction, seconds
 from ._registry import Registry
 from ._scoreboard import Flight
 from ._site import Site, Sites
@@ -63,7 +63,7 @@ class Guard:
         ConfigurationError: an argument breaks its rule.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # options, each with a default that fits
         self,
         store: str | Callable[[], Store] | None = None,
         *,
@@ -96,7 +96,7 @@ class Guard:
                 max_bytes=self._max_bytes,
             )
         elif store is not None and not callable(store):
-            message = f"store={store!r}: give a URL, or a function that makes a store, as in `lambda: AiocacheStore(cache)`"
+            message = f"store={store!r}: give a URL, or a function that makes a store: lambda: AiocacheStore(cache)"
             raise ConfigurationError(message)
         self._make_store = store
         self._epochs = Epochs()
@@ -128,14 +128,16 @@ class Guard:
         entry = site.memory.get(op)  # 1
         if entry is not None:
             operation.counters.l1_hits += 1
-            return cast("T", operation.hand_out(entry.value))
+            hit: T = operation.hand_out(entry.value)
+            return hit
         shares = self._shares(op)
         flight = site.board.current(op) if shares else None  # 2
         if flight is not None:
             operation.counters.joins += 1
         else:
             flight = self._launch(site, operation, op, partial(function, *args, **kwargs), is_private=not shares)
-        return cast("T", operation.hand_out(await flight.wait(cast("float | None", operation.policy.wait_timeout))))
+        answer: T = operation.hand_out(await flight.wait(operation.policy.wait_timeout))
+        return answer
 
     def _launch(
         self,
@@ -150,11 +152,12 @@ class Guard:
         return site.board.launch(
             op,
             # The epoch is taken here, before anything is read: what begins after the launch overtakes it.
-            partial(self._load, site, operation, load, self._epochs.of(op), is_refresh),
+            partial(self._load, site, operation, load, self._epochs.of(op)),
             operation.counters,
             operation.policy.on_abandon,
             context=operation.context(),
             is_private=is_private,
+            is_refresh=is_refresh,
         )
 
     async def _load(
@@ -163,43 +166,43 @@ class Guard:
         operation: Operation,
         load: Callable[[], Awaitable[Any]],
         epoch: tuple[int, int],
-        is_refresh: bool,  # noqa: FBT001  # called through `partial`, in this class only
         flight: Flight[Any],
     ) -> Any:
         """Read L2 or load, and store; return what is kept for *flight*'s waiters."""
         op, policy, counters = flight.op, operation.policy, operation.counters
-        tier = site.tier if policy.l2_ttl is not None else None
+        l2_ttl = policy.l2_ttl
+        tier = site.tier if l2_ttl is not None else None
 
         def still_holds() -> bool:
             return not flight.landed and self._epochs.of(op) == epoch
 
-        if tier is not None and not is_refresh:
+        if tier is not None and not flight.is_refresh:
             stored = await tier.read(op, counters)  # 3
             decoded = None if stored is None else operation.decode(stored.envelope)
             if stored is not None and decoded is not None:
                 counters.l2_hits += 1
                 kept = stored.envelope if policy.isolate else decoded[0]
-                self._keep(site, op, kept, policy, stored.life, still_holds)
+                if still_holds():
+                    self._keep(site, op, kept, policy, stored.life)
                 return kept
-        with flight.within(cast("float | None", policy.load_timeout)):  # 5
+        with flight.within(policy.load_timeout):  # 5
             counters.loads += 1
             value = await load()
         payload = operation.encode(value) if tier is not None or policy.isolate else b""
-        if tier is not None:
-            life = _spread(cast("float", policy.l2_ttl), policy.jitter)
-            await tier.fill(op, payload, life, still_holds, counters)  # 6
+        if tier is not None and l2_ttl is not None:
+            await tier.fill(op, payload, _spread(l2_ttl, policy.jitter), still_holds, counters)  # 6
         kept = payload if policy.isolate else value
-        self._keep(site, op, kept, policy, None, still_holds)  # 7
-        counters.overtaken += not still_holds()
+        if still_holds():
+            self._keep(site, op, kept, policy, None)  # 7
+        else:
+            counters.overtaken += 1
         return kept
 
     @staticmethod
-    def _keep(
-        site: Site, op: str, kept: object, policy: Policy, life: float | None, still_holds: Callable[[], bool]
-    ) -> None:
-        """Put into L1 unless an invalidation came; never for longer than the store's copy has left."""
-        if policy.ttl is not None and still_holds():
-            ttl = _spread(cast("float", policy.ttl), policy.jitter)
+    def _keep(site: Site, op: str, kept: object, policy: Policy, life: float | None) -> None:
+        """Put into L1, for no longer than the store's copy has left."""
+        if policy.ttl is not None:
+            ttl = _spread(policy.ttl, policy.jitter)
             site.memory.put(op, kept, ttl if life is None else min(ttl, life))
 
     def _shares(self, op: str) -> bool:
@@ -215,32 +218,19 @@ class Guard:
         op: str,
         load: Callable[[], Awaitable[T]],
         *,
-        ttl: Duration | None = None,
-        l2_ttl: Duration | None = None,
-        jitter: float = 0.1,
-        load_timeout: Duration | None = 30.0,
-        wait_timeout: Duration | None = None,
-        on_abandon: OnAbandon = "finish",
-        isolate: bool = False,
-        inherit_context: bool = False,
         returns: Any = NO_ANNOTATION,
         codec: Codec | None = None,
+        **options: Unpack[Options],
     ) -> T:
         """Do for the op id *op* and the function *load* what `@coalesce` does for a call.
 
         Args:
             op: The op id: whatever the answer depends on has to be in it.
             load: Takes nothing and returns the answer.
-            ttl: Life in memory, in seconds.
-            l2_ttl: Life in the store, in seconds.
-            jitter: Share by which lives vary at random.
-            load_timeout: Budget of the load, in seconds.
-            wait_timeout: How long this call waits, in seconds.
-            on_abandon: Whether the load goes on when everybody has left: `"finish"` or `"cancel"`.
-            isolate: Give every caller a copy of their own.
-            inherit_context: Run the load in a copy of this caller's context.
             returns: The answer's type, for a value that is stored or isolated.
             codec: Instead of *returns*.
+            **options: As of `@coalesce`: `ttl`, `l2_ttl`, `jitter`, `load_timeout`, `wait_timeout`, `on_abandon`,
+                `isolate`, `inherit_context`.
 
         Raises:
             ConfigurationError: an option breaks its rule.
@@ -253,27 +243,14 @@ class Guard:
         if not callable(load):
             message = f"{op}: give fetch a function that starts the load, as in `lambda: load(7)`, not {load!r}"
             raise ConfigurationError(message)
-        options = (ttl, l2_ttl, jitter, load_timeout, wait_timeout, on_abandon, isolate, inherit_context, returns, codec)
-        operation = self._fetches.get(options)
+        known_as = (frozenset(options.items()), returns, codec)
+        operation = self._fetches.get(known_as)
         if operation is None:
-            operation = self.add_operation(
-                "fetch",
-                Policy(
-                    ttl=ttl,
-                    l2_ttl=l2_ttl,
-                    jitter=jitter,
-                    load_timeout=load_timeout,
-                    wait_timeout=wait_timeout,
-                    on_abandon=on_abandon,
-                    isolate=isolate,
-                    inherit_context=inherit_context,
-                ),
-                codec=codec,
-                annotation=lambda: returns,
-            )
+            policy = Policy.of(options)
+            operation = self.add_operation("fetch", policy, codec=codec, annotation=lambda: returns)
             if len(self._fetches) >= _FETCHES:
                 self._fetches.clear()
-            self._fetches[options] = operation
+            self._fetches[known_as] = operation
         return await self.call(operation, op, load, (), {})
 
     async def refresh(self, operation: Operation, op: str, load: Callable[[], Awaitable[T]]) -> T:
@@ -291,7 +268,8 @@ class Guard:
             self._epochs.bump(op)
             site.board.forget(op)
             flight = self._launch(site, operation, op, load, is_private=not shares, is_refresh=True)
-        return cast("T", operation.hand_out(await flight.wait(cast("float | None", operation.policy.wait_timeout))))
+        answer: T = operation.hand_out(await flight.wait(operation.policy.wait_timeout))
+        return answer
 
     async def invalidate(self, op: str, *, is_stored: bool = True) -> bool:
         """Forget *op*: in this process at once, before anything is awaited, then in the store.
@@ -330,10 +308,12 @@ class Guard:
         """Return a new operation of this guard; options are those of `Operation`.
 
         Raises:
-            ConfigurationError: the policy asks for a store that the guard does not have, or for a codec that there is not.
+            ConfigurationError: the policy asks for a store that the guard does not have, or no codec can be found.
         """
         if policy.l2_ttl is not None and not self.has_store:
-            message = f"{name}: l2_ttl={policy.l2_ttl:g} needs a guard with a store, as in Guard('redis://localhost:6379')"
+            message = (
+                f"{name}: l2_ttl={policy.l2_ttl:g} needs a guard with a store, as in Guard('redis://localhost:6379')"
+            )
             raise ConfigurationError(message)
         operation = Operation(name, policy, self._registry.counters_of(name), **options)
         operation.check_codec(is_final=False)

@@ -66,7 +66,7 @@ class Operation:
                 message = f"{self.name}: its return annotation is not defined ({error}); or pass codec="
                 raise ConfigurationError(message) from error
             if annotation is NO_ANNOTATION:
-                message = f"{self.name}: values are stored as bytes, so say what they are: annotate the return type, or pass codec="
+                message = f"{self.name}: its values are stored as bytes; annotate the return type, or pass codec="
                 raise ConfigurationError(message)
             try:
                 self._codec = codec_for(annotation)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from datetime import timedelta
 from math import inf, isfinite
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypedDict
 
 from .errors import ConfigurationError
 
@@ -11,7 +11,7 @@ Duration: TypeAlias = float | timedelta
 OnAbandon: TypeAlias = Literal["finish", "cancel"]
 
 
-def seconds(name: str, value: Duration, *, zero: bool = False) -> float:
+def seconds(name: str, value: object, *, zero: bool = False) -> float:
     """Return *value* as seconds.
 
     Raises:
@@ -28,7 +28,7 @@ def seconds(name: str, value: Duration, *, zero: bool = False) -> float:
     return float(value)
 
 
-def fraction(name: str, value: float, *, below: float = inf) -> float:
+def fraction(name: str, value: object, *, below: float = inf) -> float:
     """Return *value* if it lies in 0…1, and under *below*.
 
     Raises:
@@ -41,7 +41,7 @@ def fraction(name: str, value: float, *, below: float = inf) -> float:
     return float(value)
 
 
-def count(name: str, value: int) -> int:
+def count(name: str, value: object) -> int:
     """Return *value* if it is a whole number above zero.
 
     Raises:
@@ -53,7 +53,7 @@ def count(name: str, value: int) -> int:
     return value
 
 
-def choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+def choice(name: str, value: object, choices: tuple[str, ...]) -> None:
     """Check that *value* is one of *choices*.
 
     Raises:
@@ -62,6 +62,19 @@ def choice(name: str, value: str, choices: tuple[str, ...]) -> None:
     if value not in choices:
         message = f"{name}={value!r}: give one of {', '.join(map(repr, choices))}"
         raise ConfigurationError(message)
+
+
+class Options(TypedDict, total=False):
+    """The options as users give them; `Policy` says what they mean."""
+
+    ttl: Duration | None
+    l2_ttl: Duration | None
+    jitter: float
+    load_timeout: Duration | None
+    wait_timeout: Duration | None
+    on_abandon: OnAbandon
+    isolate: bool
+    inherit_context: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,20 +93,35 @@ class Policy:
         inherit_context: Run the loader in a copy of the launching caller's context.
     """
 
-    ttl: Duration | None = None
-    l2_ttl: Duration | None = None
+    ttl: float | None = None
+    l2_ttl: float | None = None
     jitter: float = 0.1
-    load_timeout: Duration | None = 30.0
-    wait_timeout: Duration | None = None
+    load_timeout: float | None = 30.0
+    wait_timeout: float | None = None
     on_abandon: OnAbandon = "finish"
     isolate: bool = False
     inherit_context: bool = False
 
     def __post_init__(self) -> None:
-        """Validate; durations become seconds."""
+        """Validate; a `timedelta` becomes seconds."""
         for name in ("ttl", "l2_ttl", "load_timeout", "wait_timeout"):
             value = getattr(self, name)
             if value is not None:
                 object.__setattr__(self, name, seconds(name, value))
         fraction("jitter", self.jitter, below=1)
         choice("on_abandon", self.on_abandon, ("finish", "cancel"))
+
+    @classmethod
+    def of(cls, options: Options) -> "Policy":
+        """Return the policy that *options* ask for.
+
+        Raises:
+            ConfigurationError: one breaks its rule, or there is no such option.
+        """
+        known = Options.__annotations__
+        for name in options:
+            if name not in known:
+                message = f"there is no option {name!r}; there are {', '.join(known)}"
+                raise ConfigurationError(message)
+        given: dict[str, Any] = {**options}
+        return cls(**given)

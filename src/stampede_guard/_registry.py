@@ -74,5 +74,7 @@ class Registry:
                 "around them: they would share answers. Make what differs a parameter, or give each a Guard of its own"
             )
         else:
-            message = f"{claim.name} and {rival.name} would share answers: some of their calls have the same op. Change a template"
+            message = (
+                f"{claim.name} and {rival.name} would share answers: some calls have the same op. Change a template"
+            )
         raise InvalidKey(message)

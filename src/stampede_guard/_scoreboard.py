@@ -10,7 +10,7 @@ After *singleflight* (golang.org/x/sync) and the debouncer of "Avoiding cache st
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Generator
 from contextlib import contextmanager
 from contextvars import Context, ContextVar
 from typing import Any, Generic, TypeVar, cast, final
@@ -25,6 +25,7 @@ Load = Callable[[], Awaitable[T]]
 
 logger = logging.getLogger("stampede_guard")
 
+_LANDED, _GAVE_UP = "landed", "gave up"
 _GRACE = 1.0  # seconds that a cancelled load gets for its clean-up when its scoreboard is drained
 
 # The flight whose loader the running code belongs to.
@@ -36,19 +37,19 @@ class Flight(Generic[T]):
     """One running load and everyone waiting for it."""
 
     __slots__ = (
-        "_awaits",
         "_board",
         "_counters",
         "_failure",
-        "_loop",
-        "_task",
         "_value",
         "_waiters",
         "_was_joined",
+        "awaits",
         "is_refresh",
         "landed",
+        "loop",
         "on_abandon",
         "op",
+        "task",
     )
 
     def __init__(self, board: "Scoreboard", op: str, counters: Counters, on_abandon: OnAbandon) -> None:
@@ -58,11 +59,11 @@ class Flight(Generic[T]):
         self.landed = False
         self._board = board
         self._counters = counters
-        self._loop = asyncio.get_running_loop()
-        self._task: asyncio.Task[T] | None = None
-        self._waiters: set[asyncio.Future[bool]] = set()
+        self.loop = asyncio.get_running_loop()
+        self.task: asyncio.Task[T] | None = None
+        self._waiters: set[asyncio.Future[str]] = set()
         self._was_joined = False
-        self._awaits: list[Flight[Any]] = []  # the flights that this one's loader waits for
+        self.awaits: list[Flight[Any]] = []  # the flights that this one's loader waits for
         self._value: T | None = None
         self._failure: Failure | None = None
 
@@ -70,13 +71,13 @@ class Flight(Generic[T]):
         """Run *load* in a task of its own, so that it belongs to no caller."""
         self._counters.in_flight += 1
         context.run(_current.set, self)
-        self._task = self._loop.create_task(load, name=f"load {self.op}", context=context)
-        if self._task.done():  # an eager task that never had to wait
-            self._finish(self._task)
+        self.task = self.loop.create_task(load, name=f"load {self.op}", context=context)
+        if self.task.done():  # an eager task that never had to wait
+            self._finish(self.task)
         else:
-            self._task.add_done_callback(self._finish)
+            self.task.add_done_callback(self._finish)
 
-    async def wait(self, timeout: float | None = None) -> T:
+    async def wait(self, timeout: float | None = None) -> T:  # noqa: ASYNC109  # one waiter's, not the load's
         """Wait for the answer, at most *timeout* seconds; leaving disturbs nobody else.
 
         Raises:
@@ -103,24 +104,24 @@ class Flight(Generic[T]):
         finally:
             del failure
 
-    async def _sleep(self, timeout: float | None) -> None:
-        waiter: asyncio.Future[bool] = self._loop.create_future()
+    async def _sleep(self, timeout: float | None) -> None:  # noqa: ASYNC109  # as above
+        waiter: asyncio.Future[str] = self.loop.create_future()
         self._waiters.add(waiter)
-        timer = None if timeout is None else self._loop.call_later(timeout, _wake, waiter, True)
+        timer = None if timeout is None else self.loop.call_later(timeout, _wake, waiter, _GAVE_UP)
         try:
-            gave_up = await waiter
+            why = await waiter
         finally:
             self._waiters.discard(waiter)
             if timer is not None:
                 timer.cancel()
             if not self._waiters and not self.landed and self.on_abandon == "cancel":
                 self.abort(LoadCancelled(f"{self.op}: everybody who waited has left"))
-        if gave_up:
+        if why is _GAVE_UP:
             message = f"{self.op}: no answer within wait_timeout={timeout:g} s (the load goes on)"
             raise WaitTimeout(message)
 
     @contextmanager
-    def within(self, timeout: float | None) -> Iterator[None]:
+    def within(self, timeout: float | None) -> Generator[None]:
         """End the flight with `LoadTimeout` when the block takes longer than *timeout* seconds.
 
         The flight ends even if the load ignores its cancellation.
@@ -129,7 +130,7 @@ class Flight(Generic[T]):
             yield
             return
         error = LoadTimeout(f"{self.op}: the loader took longer than load_timeout={timeout:g} s")
-        timer = self._loop.call_later(timeout, self.abort, error)
+        timer = self.loop.call_later(timeout, self.abort, error)
         try:
             yield
         finally:
@@ -141,8 +142,8 @@ class Flight(Generic[T]):
         Off the board in the same step as the cancellation: a newcomer never joins a dying flight.
         """
         self._land(None, error)
-        if self._task is not None:
-            self._task.cancel()
+        if self.task is not None:
+            self.task.cancel()
 
     def _finish(self, task: asyncio.Task[T]) -> None:
         """Settle everybody, whichever way the load ended."""
@@ -168,30 +169,30 @@ class Flight(Generic[T]):
             self._counters.failures += 1
             self._failure = Failure(error)
         for waiter in self._waiters:
-            _wake(waiter, False)
+            _wake(waiter, _LANDED)
 
     @contextmanager
-    def _edge_from(self, inside: "Flight[Any]") -> Iterator[None]:
+    def _edge_from(self, inside: "Flight[Any]") -> Generator[None]:
         """Note that the load of *inside* waits for this flight, unless that would close a circle."""
-        if self._leads_to(inside):
+        if self.leads_to(inside):
             message = f"{self.op}: its loader waits for itself" + ("" if inside is self else f", through {inside.op}")
             raise RecursiveLoad(message)
-        inside._awaits.append(self)
+        inside.awaits.append(self)
         try:
             yield
         finally:
-            inside._awaits.remove(self)
+            inside.awaits.remove(self)
 
-    def _leads_to(self, other: "Flight[Any]") -> bool:
-        return self is other or any(awaited._leads_to(other) for awaited in self._awaits)
+    def leads_to(self, other: "Flight[Any]") -> bool:
+        return self is other or any(awaited.leads_to(other) for awaited in self.awaits)
 
     def __repr__(self) -> str:
         return f"<Flight {self.op} {len(self._waiters)} waiters{', landed' if self.landed else ''}>"
 
 
-def _wake(waiter: asyncio.Future[bool], gave_up: bool) -> None:  # noqa: FBT001  # call_later takes no keywords
+def _wake(waiter: asyncio.Future[str], why: str) -> None:
     if not waiter.done():  # its caller was cancelled in this very tick
-        waiter.set_result(gave_up)
+        waiter.set_result(why)
 
 
 class Scoreboard:
@@ -215,7 +216,7 @@ class Scoreboard:
         wait_timeout: Duration | None = None,
         on_abandon: OnAbandon = "finish",
     ) -> None:
-        self._policy = Policy(load_timeout=load_timeout, wait_timeout=wait_timeout, on_abandon=on_abandon)
+        self._policy = Policy.of({"load_timeout": load_timeout, "wait_timeout": wait_timeout, "on_abandon": on_abandon})
         self._counters = Counters()
         self._flights: dict[str, Flight[Any]] = {}
         self._up: set[Flight[Any]] = set()  # all that still run, the forgotten ones too
@@ -241,10 +242,11 @@ class Scoreboard:
             self._counters.joins += 1
         else:
             flight = self.launch(op, lambda flight: self._run(flight, load), self._counters, self._policy.on_abandon)
-        return await flight.wait(cast("float | None", self._policy.wait_timeout))
+        answer: T = await flight.wait(self._policy.wait_timeout)
+        return answer
 
     async def _run(self, flight: Flight[T], load: Load[T]) -> T:
-        with flight.within(cast("float | None", self._policy.load_timeout)):
+        with flight.within(self._policy.load_timeout):
             self._counters.loads += 1
             return await load()
 
@@ -259,8 +261,8 @@ class Scoreboard:
         flight = self._flights.get(op)
         if flight is None:
             return None
-        if flight._loop is not asyncio.get_running_loop():  # noqa: SLF001  # a flight is this module's own
-            if flight._loop.is_closed():  # noqa: SLF001
+        if flight.loop is not asyncio.get_running_loop():
+            if flight.loop.is_closed():
                 self.clear(flight)
                 self.retire(flight)
                 return None
@@ -277,10 +279,12 @@ class Scoreboard:
         *,
         context: Context | None = None,
         is_private: bool = False,
+        is_refresh: bool = False,
     ) -> Flight[T]:
         """Start a flight; unless it *is_private*, callers that come meanwhile will join it."""
         counters.executions += 1
         flight: Flight[T] = Flight(self, op, counters, on_abandon)
+        flight.is_refresh = is_refresh
         if not is_private:
             self._flights[op] = flight  # before take-off: an eager task may land inside its own creation
         self._up.add(flight)
@@ -304,7 +308,7 @@ class Scoreboard:
         """Let go of a flight whose task has ended."""
         self._up.discard(flight)
 
-    async def drain(self, timeout: float) -> None:
+    async def drain(self, timeout: float) -> None:  # noqa: ASYNC109  # what is left is cancelled
         """Wait at most *timeout* seconds for all flights, then cancel the rest; their waiters get `LoadCancelled`."""
         deadline = asyncio.get_running_loop().time() + timeout
         while self._up and (left := deadline - asyncio.get_running_loop().time()) > 0:
@@ -317,7 +321,7 @@ class Scoreboard:
             logger.warning("the load of %s ignores its cancellation; left behind at shut-down", flight.op)
 
     def _tasks(self) -> list[asyncio.Task[Any]]:
-        return [flight._task for flight in self._up if flight._task is not None]  # noqa: SLF001
+        return [flight.task for flight in self._up if flight.task is not None]
 
     def stats(self) -> Stats:
         """Return a snapshot of what was called, shared and run."""

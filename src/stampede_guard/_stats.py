@@ -76,7 +76,7 @@ class Stats:
     abandoned: int = 0
     overtaken: int = 0
     in_flight: int = 0
-    operations: Mapping[str, "Stats"] = field(default_factory=dict)
+    operations: Mapping[str, "Stats"] = field(default_factory=dict[str, "Stats"])
 
     @property
     def calls(self) -> int:

@@ -78,7 +78,9 @@ class Tier:
             return None
         return Stored(payload, found.life)
 
-    async def fill(self, op: str, payload: bytes, life: float, still_holds: Callable[[], bool], counters: Counters) -> None:
+    async def fill(
+        self, op: str, payload: bytes, life: float, still_holds: Callable[[], bool], counters: Counters
+    ) -> None:
         """Store *payload* for *life* seconds, if by the time it is this write's turn it *still_holds*."""
         if len(payload) > self._max_bytes:
             counters.l2_errors += 1

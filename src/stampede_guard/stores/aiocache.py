@@ -24,7 +24,7 @@ class AiocacheStore:
     Lives in the store are rounded up to whole seconds, which is all that Memcached understands.
 
     Args:
-        cache: The backend, made by its own class: `AiocacheStore(RedisCache(serializer=NullSerializer(encoding=None)))`.
+        cache: The backend, as in `AiocacheStore(RedisCache(serializer=NullSerializer(encoding=None)))`.
         deadline: Seconds that one operation may take.
 
     Raises:
@@ -37,7 +37,7 @@ class AiocacheStore:
         if not isinstance(cache, BaseCache):
             message = f"give AiocacheStore an aiocache backend, not a {type(cache).__qualname__}"
             raise ConfigurationError(message)
-        serializer = cache.serializer
+        serializer: Any = cache.serializer
         if not isinstance(serializer, NullSerializer) or serializer.encoding is not None:
             message = (
                 f"the aiocache backend's {type(serializer).__qualname__} would change bytes; "

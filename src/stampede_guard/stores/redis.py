@@ -39,7 +39,7 @@ def connection_options(url: str) -> tuple[type[Any], dict[str, Any]]:
         parts = urlsplit(url)
         port = parts.port
     except ValueError as error:
-        message = f"the Redis URL has a port that is not a number from 0 to 65535 ({_SCHEMES[0]}://host:6379/0 is the form)"
+        message = "the Redis URL has a port that is not a number from 0 to 65535; the form is redis://host:6379/0"
         raise ConfigurationError(message) from error
     if parts.scheme not in _SCHEMES:
         message = f"the store's URL begins with {parts.scheme!r}; give redis://, rediss:// or unix://"
@@ -92,7 +92,7 @@ class RedisStore:
         self._connect_timeout = seconds("connect_timeout", connect_timeout)
         self._max_bytes = count("max_bytes", max_bytes)
         self._slots = asyncio.Semaphore(count("max_connections", max_connections))
-        self._pool: ConnectionPool[Any] = ConnectionPool(
+        self._pool: Any = ConnectionPool(
             connection_class,
             max_connections=max_connections,
             protocol=2,

@@ -1,0 +1,102 @@
+"""Key templates: text with placeholders that can never be mistaken for text.
+
+A value is escaped so that it can contain no separator (`_canonical.text_of`), and each placeholder is
+fenced by separators. So an op can be read back in one way only, and whether two templates can
+produce the same op can be seen from their shapes.
+"""
+
+import re
+import string
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from .errors import InvalidKey
+
+# Words and separators by turns; `None` is a word that a placeholder fills.
+Shape: TypeAlias = tuple[str | None, ...]
+
+_SEPARATORS = re.compile(r"([^A-Za-z0-9_.~%]+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """A key template: literal text and `{parameter.attribute}` placeholders.
+
+    Attributes:
+        text: As it was written.
+        parts: Literal and expression by turns: `("menu-", "menu.id", "-", "lang", "")`.
+    """
+
+    text: str
+    parts: tuple[str, ...]
+
+    @classmethod
+    def parse(cls, text: str) -> "Template":
+        """Parse *text*.
+
+        Raises:
+            InvalidKey: it is not a template, or a placeholder touches a letter or another placeholder.
+        """
+        parts: list[str] = []
+        try:
+            pieces = list(string.Formatter().parse(text))
+        except ValueError as error:
+            message = f"the key template {text!r} is malformed: {error}"
+            raise InvalidKey(message) from None
+        literal = ""
+        for before, expression, spec, conversion in pieces:
+            literal += before
+            if expression is None:
+                continue
+            if spec or conversion:
+                message = f"the key template {text!r} formats {{{expression}}}; values are written one way only"
+                raise InvalidKey(message)
+            if not all(name.isidentifier() for name in expression.split(".")):
+                message = f"the key template {text!r} has {{{expression}}}; give a parameter, or one of its attributes"
+                raise InvalidKey(message)
+            parts += [literal, expression]
+            literal = ""
+        parts.append(literal)
+        template = cls(text, tuple(parts))
+        template._check_fences()
+        return template
+
+    def _check_fences(self) -> None:
+        if not self.text.strip() or re.search(r"[{}%]|\s", "".join(self.parts[::2])):
+            message = f"the key template {self.text!r} is empty, or has a space, a brace or a % in its text"
+            raise InvalidKey(message)
+        for position, literal in enumerate(self.parts[::2]):
+            touches_before = position > 0 and not (literal == "" and position == len(self.parts) // 2)
+            touches_after = position < len(self.parts) // 2 and not (literal == "" and position == 0)
+            if (touches_before and not _SEPARATORS.match(literal)) or (
+                touches_after and not _SEPARATORS.match(literal[-1:])
+            ):
+                message = f"the key template {self.text!r} needs a separator, such as - or :, around each placeholder"
+                raise InvalidKey(message)
+
+    @property
+    def names(self) -> set[str]:
+        """The parameters that it uses."""
+        return {expression.partition(".")[0] for expression in self.parts[1::2]}
+
+    @property
+    def shape(self) -> Shape:
+        """Words and separators by turns, `None` for a word that a placeholder fills."""
+        shape: list[str | None] = []
+        for position, part in enumerate(self.parts):
+            if position % 2:
+                shape.append(None)
+            else:
+                shape += [word for word in _SEPARATORS.split(part) if word]
+        return tuple(shape)
+
+
+def may_meet(mine: Shape, theirs: Shape) -> bool:
+    """Whether two shapes have a text in common."""
+    return len(mine) == len(theirs) and all(
+        a == b or (a is None and _is_word(b)) or (b is None and _is_word(a)) for a, b in zip(mine, theirs, strict=True)
+    )
+
+
+def _is_word(part: str | None) -> bool:
+    return part is None or not _SEPARATORS.fullmatch(part)
