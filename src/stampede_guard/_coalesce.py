@@ -130,10 +130,6 @@ class Coalesced(Generic[P, T]):
     def __repr__(self) -> str:
         return f"<coalesced {self.__module__}.{self.__qualname__}>"
 
-    def __reduce__(self) -> str:
-        """Pickle by name, as functions are."""
-        return self.__qualname__
-
 
 class ClassLevel(Generic[P, T]):
     """A coalesced class method: `@coalesce` above `@classmethod`."""

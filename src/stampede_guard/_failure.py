@@ -6,7 +6,7 @@ report. So each waiter raises a copy whose traceback begins at the loader's fram
 """
 
 import copy
-from types import TracebackType  # noqa: TC003  # annotations are read at run time elsewhere
+from types import TracebackType
 
 from .errors import LoadFailed
 

@@ -50,9 +50,9 @@ class Guard:
             `Store` for each event loop, or `None` for this process's memory alone.
         namespace: Keeps this guard's keys in the store apart from others'.
         maxsize: Entries kept in memory, per event loop; the least recently used go first.
-        deadline: Seconds that one operation of the store may take (with a URL).
-        connect_timeout: Seconds that opening a connection may take (with a URL).
-        max_connections: Connections to the store, per event loop (with a URL).
+        deadline: With a URL: seconds that one operation of the store may take; 0.15 by default.
+        connect_timeout: With a URL: seconds that getting a connection may take; 0.25 by default.
+        max_connections: With a URL: connections to the store, per event loop; 64 by default.
         max_bytes: Size of the largest value that is stored or read.
         enabled: `False` keeps both tiers but shares no flights: each miss loads for itself.
         rollout: Fraction of all ops, always the same ones, whose flights are shared; the others go as if disabled.
@@ -69,9 +69,9 @@ class Guard:
         *,
         namespace: str = "default",
         maxsize: int = 10_000,
-        deadline: Duration = 0.15,
-        connect_timeout: Duration = 0.25,
-        max_connections: int = 64,
+        deadline: Duration | None = None,
+        connect_timeout: Duration | None = None,
+        max_connections: int | None = None,
         max_bytes: int = 1 << 20,
         enabled: bool = True,
         rollout: float = 1.0,
@@ -85,24 +85,27 @@ class Guard:
         self._max_bytes = count("max_bytes", max_bytes)
         self._drain_timeout = seconds("drain_timeout", drain_timeout, zero=True)
         self._clock = clock
-        if isinstance(store, str):
-            from .stores.redis import redis_stores  # noqa: PLC0415  # redis-py is an extra
-
-            store = redis_stores(
-                store,
-                deadline=seconds("deadline", deadline),
-                connect_timeout=seconds("connect_timeout", connect_timeout),
-                max_connections=count("max_connections", max_connections),
-                max_bytes=self._max_bytes,
-            )
-        elif store is not None and not callable(store):
-            message = f"store={store!r}: give a URL, or a function that makes a store: lambda: AiocacheStore(cache)"
-            raise ConfigurationError(message)
-        self._make_store = store
+        given = {"deadline": deadline, "connect_timeout": connect_timeout, "max_connections": max_connections}
+        self._make_store = self._checked_store(store, {name: it for name, it in given.items() if it is not None})
         self._epochs = Epochs()
         self._sites = Sites()
         self._registry = Registry()
         self._fetches: dict[tuple[Any, ...], Operation] = {}
+
+    def _checked_store(self, store: Any, options: dict[str, Any]) -> Callable[[], Store] | None:
+        """Return what makes a store for each event loop."""
+        if isinstance(store, str):
+            from .stores.redis import redis_stores  # noqa: PLC0415  # redis-py is an extra
+
+            return redis_stores(store, max_bytes=self._max_bytes, **options)
+        for name in options:
+            message = f"{name}= is for a store given by its URL; give it to the store itself"
+            raise ConfigurationError(message)
+        if store is not None and not callable(store):
+            message = f"store={store!r}: give a URL, or a function that makes a store: lambda: AiocacheStore(cache)"
+            raise ConfigurationError(message)
+        make: Callable[[], Store] | None = store
+        return make
 
     @property
     def has_store(self) -> bool:

@@ -65,7 +65,10 @@ class Tier:
     async def read(self, op: str, counters: Counters) -> Stored | None:
         """Return the payload stored for *op* and the seconds it has left, or `None`."""
         try:
-            await self._settle(op, counters)
+            if op in self._suspects:
+                async with self._turn(op):
+                    await self._settle(op, counters)
+            self._check_sight(counters)
             found = await self._ask(partial(self._store.read, self._key(op)), counters)
         except _NoAnswer:
             return None
@@ -89,13 +92,14 @@ class Tier:
         self._longest_life = max(self._longest_life, life)
         try:
             async with self._turn(op):
+                self._check_sight(counters)
                 await self._settle(op, counters)
                 if still_holds():
                     envelope = seal(self._identity(op), payload)
                     await self._ask(partial(self._store.write, self._key(op), envelope, life), counters)
+                    self._note_refusal("")
         except _NoAnswer:
             return
-        self._note_refusal("")
 
     async def delete(self, op: str, counters: Counters) -> bool:
         """Drop *op*, after any write of it that is under way; return whether the store confirmed.
@@ -106,25 +110,21 @@ class Tier:
         self._suspect(op)  # before the first await: no reader may slip in between
         async with self._turn(op):
             try:
-                await self._confirm(op, counters)
+                await self._settle(op, counters, is_forced=True)
             except _NoAnswer:
                 return False
         return True
 
-    async def _settle(self, op: str, counters: Counters) -> None:
-        """Make sure that no invalidation of *op* is pending."""
+    async def _settle(self, op: str, counters: Counters, *, is_forced: bool = False) -> None:
+        """Make sure that no invalidation of *op* is pending; only while it is the caller's turn."""
+        if op in self._suspects:
+            await self._ask(partial(self._store.delete, self._key(op)), counters, is_forced=is_forced)
+            self._suspects.discard(op)
+
+    def _check_sight(self, counters: Counters) -> None:
         if self._clock() < self._blind_until:
             counters.l2_skips += 1
             raise _NoAnswer
-        if op in self._suspects:
-            if self.breaker.state == "open":
-                counters.l2_skips += 1
-                raise _NoAnswer
-            await self._confirm(op, counters)
-
-    async def _confirm(self, op: str, counters: Counters) -> None:
-        await self._ask(partial(self._store.delete, self._key(op)), counters, is_forced=True)
-        self._suspects.discard(op)
 
     def _suspect(self, op: str) -> None:
         if len(self._suspects) >= _SUSPECTS:  # safe when full: read nothing until all of it has expired

@@ -161,6 +161,10 @@ def _code(error: ResponseError) -> str:
 
 
 def redis_stores(url: str, **options: Any) -> Callable[[], RedisStore]:
-    """Return what makes a store for each event loop, having checked *url* now."""
-    connection_options(url)
+    """Return what makes a store for each event loop, having checked the arguments now.
+
+    Raises:
+        ConfigurationError: an argument breaks its rule.
+    """
+    RedisStore(url, **options)
     return lambda: RedisStore(url, **options)
