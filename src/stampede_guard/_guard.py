@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from random import random
 from types import TracebackType
-from typing import Any, Self, TypeVar, Unpack
+from typing import Any, Self, TypeVar, Unpack, cast
 from zlib import crc32
 
 from ._codec import Codec
@@ -86,26 +86,11 @@ class Guard:
         self._drain_timeout = seconds("drain_timeout", drain_timeout, zero=True)
         self._clock = clock
         given = {"deadline": deadline, "connect_timeout": connect_timeout, "max_connections": max_connections}
-        self._make_store = self._checked_store(store, {name: it for name, it in given.items() if it is not None})
+        self._make_store = _store_maker(store, self._max_bytes, **given)
         self._epochs = Epochs()
         self._sites = Sites()
         self._registry = Registry()
         self._fetches: dict[tuple[Any, ...], Operation] = {}
-
-    def _checked_store(self, store: Any, options: dict[str, Any]) -> Callable[[], Store] | None:
-        """Return what makes a store for each event loop."""
-        if isinstance(store, str):
-            from .stores.redis import redis_stores  # noqa: PLC0415  # redis-py is an extra
-
-            return redis_stores(store, max_bytes=self._max_bytes, **options)
-        for name in options:
-            message = f"{name}= is for a store given by its URL; give it to the store itself"
-            raise ConfigurationError(message)
-        if store is not None and not callable(store):
-            message = f"store={store!r}: give a URL, or a function that makes a store: lambda: AiocacheStore(cache)"
-            raise ConfigurationError(message)
-        make: Callable[[], Store] | None = store
-        return make
 
     @property
     def has_store(self) -> bool:
@@ -120,8 +105,6 @@ class Guard:
     @rollout.setter
     def rollout(self, share: float) -> None:
         self._rollout = fraction("rollout", share)
-
-    # ── The data path ────────────────────────────────────────────────────────────────────────────
 
     async def call(
         self, operation: Operation, op: str, function: Callable[..., Awaitable[T]], args: Any, kwargs: Any
@@ -213,8 +196,6 @@ class Guard:
         if not self.enabled:
             return False
         return self._rollout >= 1 or crc32(op.encode("utf-8", "surrogatepass")) < self._rollout * 2**32
-
-    # ── Beside the path ──────────────────────────────────────────────────────────────────────────
 
     async def fetch(
         self,
@@ -332,8 +313,6 @@ class Guard:
             self._epochs.bump_all()
             self._sites.tell(Site.forget_all)
 
-    # ── Lifecycle ────────────────────────────────────────────────────────────────────────────────
-
     async def __aenter__(self) -> Self:
         """Open the store's connections for the running loop; a dead store is no reason not to start.
 
@@ -396,6 +375,22 @@ def _checked_namespace(namespace: str) -> str:
         message = f"namespace={namespace!r}: give 1 to 100 printable characters without spaces and braces"
         raise ConfigurationError(message)
     return namespace
+
+
+def _store_maker(store: Any, max_bytes: int, **options: Any) -> Callable[[], Store] | None:
+    """Return what makes a store for each event loop, having checked what was given."""
+    options = {name: option for name, option in options.items() if option is not None}
+    if isinstance(store, str):
+        from .stores.redis import redis_stores  # noqa: PLC0415  # redis-py is an extra
+
+        return redis_stores(store, max_bytes=max_bytes, **options)
+    for name in options:
+        message = f"{name}= is for a store given by its URL; give it to the store itself"
+        raise ConfigurationError(message)
+    if store is not None and not callable(store):
+        message = f"store={store!r}: give a URL, or a function that makes a store: lambda: AiocacheStore(cache)"
+        raise ConfigurationError(message)
+    return cast("Callable[[], Store] | None", store)
 
 
 def _spread(life: float, jitter: float) -> float:
