@@ -17,6 +17,7 @@ from dataclasses import fields, is_dataclass
 from decimal import Decimal
 from pathlib import PurePath
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import msgspec
 
@@ -35,34 +36,32 @@ _BY_TEXT = (
     ipaddress.IPv6Address,
 )
 _PLAIN: tuple[Any, ...] = (str, bytes, int, float, tuple)
+_NAN = "NaN differs from itself, so it cannot be part of a key"
 _SAFE = frozenset(string.ascii_letters + string.digits + "_.")
 
 
-def canonical(value: Any) -> str:  # noqa: C901, PLR0911  # a table of kinds, one line each
+def canonical(value: Any) -> str:
     """Return a text that no other value has, types told apart, for a value that is compared by its content.
 
     Raises:
-        InvalidKey: the value has no such text (an arbitrary object, NaN).
+        InvalidKey: the value has no such text (an arbitrary object, one that is compared by identity, NaN).
     """
     kind: Any = type(value)
     write = _WRITERS.get(kind)
     if write is not None:
         return write(value)
     if isinstance(value, type):
-        return _name(value)
+        return _lasting_name(value)
     if isinstance(value, enum.Enum):
-        return f"{_name(kind)}.{value.name}"
+        return f"{_name(kind)}.{_write_member(value)}"
     if isinstance(value, _BY_TEXT):
-        return f"{_name(kind)}({str(value)!r})"
-    if isinstance(value, msgspec.Struct):
-        return _write_fields(value, kind.__struct_fields__)
-    if is_dataclass(kind):
-        return _write_fields(value, (field.name for field in fields(kind) if field.compare))
-    if hasattr(kind, "__attrs_attrs__"):
-        return _write_fields(value, (field.name for field in kind.__attrs_attrs__ if field.eq))
+        return f"{_name(kind)}({_write_plainly(value)!r})"
+    compared = _compared_fields(kind)
+    if compared is not None:
+        return _write_fields(value, compared)
     for plain in _PLAIN:  # a subclass, such as a NamedTuple, under its own name
         if isinstance(value, plain):
-            return f"{_name(kind)}({_WRITERS[plain](plain(value))})"
+            return f"{_name(kind)}({_WRITERS[plain](value)})"
     message = (
         f"an argument of type {_name(kind)} has no canonical form, so no key can be derived from it: "
         "pass a key template that names what matters, such as '…-{user.id}', or key=, or leave it out with ignore="
@@ -70,16 +69,16 @@ def canonical(value: Any) -> str:  # noqa: C901, PLR0911  # a table of kinds, on
     raise InvalidKey(message)
 
 
-def text_of(value: Any) -> str:  # noqa: PLR0911  # likewise
+def text_of(value: Any) -> str:  # noqa: PLR0911  # a table of kinds, one line each
     """Return the text of *value* in a template.
 
     Raises:
         InvalidKey: the value has no text (an arbitrary object, NaN).
     """
     if isinstance(value, enum.Enum):
-        value = value.name
+        value = _write_member(value)
     if isinstance(value, str):
-        return _escape(value) or "~empty"
+        return _escape(str.__str__(value)) or "~empty"  # a subclass may show less than it holds
     if value is None or isinstance(value, bool):
         return f"~{value}"
     if isinstance(value, int):
@@ -87,9 +86,9 @@ def text_of(value: Any) -> str:  # noqa: PLR0911  # likewise
     if isinstance(value, float):
         return _escape(_write_float(value))
     if isinstance(value, bytes):
-        return f"~bytes.{value.hex()}"
+        return f"~bytes.{bytes.hex(value)}"
     if isinstance(value, _BY_TEXT):
-        return _escape(str(value)) or "~empty"
+        return _escape(_write_plainly(value))
     return f"~{_escape(canonical(value))}"
 
 
@@ -104,10 +103,43 @@ def _name(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
+def _lasting_name(kind: type) -> str:
+    name = _name(kind)
+    if "<locals>" in name:
+        message = f"{name} is made inside a function, so it may have namesakes, and nobody else knows it: pass a key"
+        raise InvalidKey(message)
+    return name
+
+
+def _compared_fields(kind: Any) -> Iterable[str] | None:
+    """Return the fields by which instances of *kind* are compared, or `None` if it is not by fields."""
+    if issubclass(kind, msgspec.Struct):
+        return kind.__struct_fields__ if kind.__struct_config__.eq else None
+    if kind.__eq__ is object.__eq__:
+        return None
+    if is_dataclass(kind):
+        return [field.name for field in fields(kind) if field.compare]
+    if hasattr(kind, "__attrs_attrs__"):
+        return [field.name for field in kind.__attrs_attrs__ if field.eq]
+    return None
+
+
+def _write_member(member: enum.Enum) -> str:
+    return member.name or str(member.value)  # a combination of flags may have no name
+
+
+def _write_plainly(value: Any) -> str:
+    if isinstance(value, Decimal) and value.is_nan():
+        raise InvalidKey(_NAN)
+    zone = getattr(value, "tzinfo", None)
+    if isinstance(zone, ZoneInfo):  # two zones may agree now, and differ an hour later
+        return f"{value}[{zone.key}]"
+    return str(value)
+
+
 def _write_float(value: float) -> str:
     if math.isnan(value):
-        message = "NaN differs from itself, so it cannot be part of a key"
-        raise InvalidKey(message)
+        raise InvalidKey(_NAN)
     return float.__repr__(value)
 
 
@@ -128,12 +160,12 @@ def _write_dict(value: dict[Any, Any]) -> str:
 _WRITERS: dict[type, Callable[[Any], str]] = {
     type(None): repr,
     bool: repr,
-    int: repr,
-    str: repr,
-    bytes: repr,
+    int: int.__repr__,  # not `repr`: a subclass may show less than it holds
+    str: str.__repr__,
+    bytes: bytes.__repr__,
     float: _write_float,
     complex: lambda value: f"complex({_write_float(value.real)},{_write_float(value.imag)})",
-    tuple: lambda value: f"({_write_all(value)})",
+    tuple: lambda value: f"({_write_all(tuple.__iter__(value))})",
     list: lambda value: f"[{_write_all(value)}]",
     dict: _write_dict,
     set: lambda value: f"set({','.join(sorted(map(canonical, value)))})",
@@ -180,8 +212,4 @@ def class_name(owner: type) -> str:
     Raises:
         InvalidKey: a class made inside a function may have namesakes.
     """
-    name = _name(owner)
-    if "<locals>" in name:
-        message = f"{name} is made inside a function, so its name means nothing to other processes: pass a key"
-        raise InvalidKey(message)
-    return text_of(name)
+    return text_of(_lasting_name(owner))

@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Callable, Coroutine, Sequence
 from contextvars import ContextVar
 from functools import partial, update_wrapper
-from types import MethodType
+from types import MethodType, SimpleNamespace
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, Unpack, get_type_hints, overload
 
 from ._codec import Codec
@@ -17,6 +17,7 @@ from .errors import ConfigurationError, InvalidKey, NotCoalescable
 
 P = ParamSpec("P")
 Q = ParamSpec("Q")
+S = TypeVar("S")
 T = TypeVar("T")
 
 _default_guard = Guard()
@@ -113,56 +114,77 @@ class Coalesced(Generic[P, T]):
     def __get__(self, instance: None, owner: type) -> "Coalesced[P, T]": ...
     @overload
     def __get__(
-        self: "Coalesced[Concatenate[Any, Q], T]", instance: object, owner: type | None = None
+        self: "Coalesced[Concatenate[S, Q], T]", instance: S, owner: type | None = None
     ) -> "Coalesced[Q, T]": ...
+    @overload
+    def __get__(self, instance: object, owner: type | None = None) -> "Coalesced[P, T]": ...  # a static method
     def __get__(self, instance: object | None, owner: type | None = None) -> "Coalesced[Any, T]":
         """Bind to *instance*, as a function does."""
         return self if instance is None else self.bound_to(instance)
 
     def bound_to(self, receiver: object) -> "Coalesced[Any, T]":
         """Return the same with *receiver*, an instance or a class, as the first argument."""
-        bound: Coalesced[Any, T] = object.__new__(type(self))
+        bound: Coalesced[Any, T] = object.__new__(Coalesced)
         bound.__dict__ |= self.__dict__
         bound.__wrapped__ = MethodType(self.__wrapped__, receiver)
         bound._build_key = MethodType(self._build_key, receiver)
         return bound
 
+    def __eq__(self, other: object) -> bool:
+        """Tell bound ones apart as methods are: `menus.load` is a new object each time, and equal to the last."""
+        if not isinstance(other, Coalesced):
+            return NotImplemented
+        return self._operation is other._operation and self.__wrapped__ == other.__wrapped__
+
+    def __hash__(self) -> int:
+        return hash(self.__wrapped__)
+
+    def __reduce__(self) -> str:
+        """Pickle by name, as functions are; a copy is the thing itself."""
+        return self.__qualname__
+
     def __repr__(self) -> str:
         return f"<coalesced {self.__module__}.{self.__qualname__}>"
 
 
-class ClassLevel(Generic[P, T]):
-    """A coalesced class method: `@coalesce` above `@classmethod`."""
+class ClassLevel(Coalesced[Concatenate[type[S], Q], T], Generic[S, Q, T]):
+    """A coalesced class method: `@coalesce` above `@classmethod`.
 
-    def __init__(self, coalesced: Coalesced[Any, T]) -> None:
-        self._coalesced = coalesced
+    Type checkers look through `@classmethod`, and know it by its first parameter.
+    """
 
-    def __get__(self, instance: object | None, owner: type) -> Coalesced[P, T]:
+    # A method taken from its class is left unbound; a class method is not, and that is all the difference.
+    def __get__(  # type: ignore[override]  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, instance: object | None, owner: type | None = None
+    ) -> Coalesced[Q, T]:
         """Bind to the class."""
-        return self._coalesced.bound_to(owner)
+        return self.bound_to(type(instance) if owner is None else owner)
 
 
 class Decorator:
     """What `@coalesce(...)` with options returns."""
 
-    def __init__(self, make: Callable[[Any], Coalesced[Any, Any]]) -> None:
+    def __init__(self, make: Callable[[Any, type[Coalesced[Any, Any]]], Coalesced[Any, Any]]) -> None:
         self._make = make
 
     @overload
-    def __call__(self, function: "classmethod[Any, P, Coroutine[Any, Any, T]]", /) -> ClassLevel[P, T]: ...
+    def __call__(
+        self, function: Callable[Concatenate[type[S], Q], Coroutine[Any, Any, T]], /
+    ) -> ClassLevel[S, Q, T]: ...
     @overload
     def __call__(self, function: Callable[P, Coroutine[Any, Any, T]], /) -> Coalesced[P, T]: ...
     def __call__(self, function: Any, /) -> Any:
         """Decorate *function*; what stands below as a class or static method stays one."""
         if not isinstance(function, classmethod | staticmethod):
-            return self._make(_checked(function))
-        inner: Any = function.__func__
-        coalesced = self._make(_checked(inner))
-        return ClassLevel(coalesced) if isinstance(function, classmethod) else staticmethod(coalesced)
+            return self._make(_checked(function), Coalesced)
+        inner = _checked(function.__func__)
+        if isinstance(function, classmethod):
+            return self._make(inner, ClassLevel)
+        return staticmethod(self._make(inner, Coalesced))
 
 
 @overload
-def coalesce(function: "classmethod[Any, P, Coroutine[Any, Any, T]]", /) -> ClassLevel[P, T]: ...
+def coalesce(function: Callable[Concatenate[type[S], Q], Coroutine[Any, Any, T]], /) -> ClassLevel[S, Q, T]: ...
 @overload
 def coalesce(function: Callable[P, Coroutine[Any, Any, T]], /) -> Coalesced[P, T]: ...
 @overload
@@ -227,13 +249,13 @@ def coalesce(
         message = f"guard={guard!r}: give a Guard"
         raise ConfigurationError(message)
     for name, names, kind in (("ignore", ignore, str), ("vary", vary, ContextVar)):
-        if isinstance(names, str) or not all(isinstance(one, kind) for one in names):
+        if not isinstance(names, list | tuple) or not all(isinstance(one, kind) for one in names):
             message = f"{name}={names!r}: give a tuple of {'names' if kind is str else 'context variables'}"
             raise ConfigurationError(message)
     policy = Policy.of(options)
 
-    def make(function: Callable[..., Coroutine[Any, Any, Any]]) -> Coalesced[Any, Any]:
-        return Coalesced(function, guard, key, policy, ignore=ignore, vary=vary, codec=codec)
+    def make(function: Callable[..., Coroutine[Any, Any, Any]], kind: type[Coalesced[Any, Any]]) -> Coalesced[Any, Any]:
+        return kind(function, guard, key, policy, ignore=ignore, vary=vary, codec=codec)
 
     decorate: Callable[..., Any] = Decorator(make)
     return decorate if function is None else decorate(function)
@@ -265,4 +287,12 @@ def _checked(function: Any) -> Any:
 
 
 def _return_annotation(function: Callable[..., Any]) -> Any:
-    return get_type_hints(function, include_extras=True).get("return", NO_ANNOTATION)
+    """Evaluate the return annotation alone: a parameter's may name what only type checkers import."""
+    if "return" not in function.__annotations__:
+        return NO_ANNOTATION
+    alone = SimpleNamespace(
+        __annotations__={"return": function.__annotations__["return"]},
+        __type_params__=getattr(function, "__type_params__", ()),
+    )
+    names = getattr(inspect.unwrap(function), "__globals__", {})
+    return get_type_hints(alone, names, include_extras=True)["return"]

@@ -4,18 +4,24 @@ A flight takes its op's epoch before it reads anything, and compares before it s
 Without that, a value read before an invalidation could be put back after it.
 """
 
+from itertools import count
+
 _LIMIT = 65_536
 
 
 class Epochs:
-    """One counter per invalidated op, bounded: when full, all ops move on together."""
+    """The number of each op's last invalidation, bounded: when full, all ops move on together.
 
-    __slots__ = ("_all", "_limit", "_ops")
+    Numbers are drawn from one counter, since `+= 1` in two threads at once could count two invalidations as one.
+    """
+
+    __slots__ = ("_all", "_limit", "_numbers", "_ops")
 
     def __init__(self, limit: int = _LIMIT) -> None:
         self._all = 0
         self._ops: dict[str, int] = {}
         self._limit = limit
+        self._numbers = count(1)
 
     def of(self, op: str) -> tuple[int, int]:
         """Return the present epoch of *op*, to be compared for equality only."""
@@ -25,9 +31,9 @@ class Epochs:
         """Begin a new epoch of *op*."""
         if len(self._ops) >= self._limit and op not in self._ops:
             self.bump_all()  # safe: loads under way lose the right to store, nothing else
-        self._ops[op] = self._ops.get(op, 0) + 1
+        self._ops[op] = next(self._numbers)
 
     def bump_all(self) -> None:
         """Begin a new epoch of every op."""
-        self._all += 1
+        self._all = next(self._numbers)
         self._ops.clear()

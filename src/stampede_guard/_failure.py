@@ -2,13 +2,17 @@
 
 `raise` writes to the exception that it raises: frames go into its traceback, notes into its
 notes. Were one object shared, the locals of one request would show up in another's error
-report. So each waiter raises a copy whose traceback begins at the loader's frames.
+report. So each waiter raises a copy whose traceback begins at the loader's frames. What the
+error is chained to and what a group holds is copied too, since a waiter may unwrap and raise it.
 """
 
 import copy
-from types import TracebackType
+from typing import Any, TypeVar
 
 from .errors import LoadFailed
+
+E = TypeVar("E", bound=BaseException)
+Twins = dict[int, BaseException]  # copies by the id of what they are copies of: chains can be circular
 
 
 class Failure:
@@ -18,7 +22,7 @@ class Failure:
 
     def __init__(self, error: Exception) -> None:
         self._error = error
-        self._traceback: TracebackType | None = error.__traceback__
+        self._traceback = error.__traceback__
         self._is_spent = False
 
     def for_waiter(self, *, is_last: bool) -> Exception:
@@ -30,37 +34,73 @@ class Failure:
         if is_last and not self._is_spent:
             self._is_spent = True
             return self._error
-        mine = _copy(self._error)
+        mine: Exception | None = _copy(self._error, {})
         if mine is None and not self._is_spent:
             self._is_spent = True
             return self._error
         if mine is None:
-            kind = type(self._error)
-            mine = LoadFailed(f"the load failed with {kind.__module__}.{kind.__qualname__}, which cannot be copied")
+            mine = _stand_in(self._error)
         return mine.with_traceback(self._traceback)
 
 
-def _copy(error: Exception) -> Exception | None:
+def _copy(error: E, twins: Twins) -> E | None:
     """Return a faithful copy of *error*, or `None` when there is no making one."""
-    for make in (copy.copy, _without_init):
-        try:
-            twin = make(error)
-        except Exception:  # noqa: BLE001, S112  # a user's __reduce__ or __new__ may raise anything
-            continue
-        if type(twin) is type(error) and twin.args == error.args:
-            break
-    else:
+    twin = _twin(error, twins)
+    if twin is None:
         return None
-    twin.__dict__.update(error.__dict__)
-    if "__notes__" in error.__dict__:
-        twin.__notes__ = [*error.__notes__]  # a list: shared, a note would reach everybody
-    twin.__cause__ = error.__cause__
-    twin.__context__ = error.__context__
+    twins[id(error)] = twin
+    twin.__cause__ = _linked(error.__cause__, twins)
+    twin.__context__ = _linked(error.__context__, twins)
     twin.__suppress_context__ = error.__suppress_context__
     return twin
 
 
-def _without_init(error: Exception) -> Exception:
-    """Copy an error whose `__init__` does not take its own `args`."""
+def _linked(error: BaseException | None, twins: Twins) -> BaseException | None:
+    """Return the copy of an *error* that another one leads to."""
+    if error is None:
+        return None
+    twin = twins.get(id(error))
+    if twin is None:
+        twin = _copy(error, twins)
+    if twin is None:
+        twin = _stand_in(error)
+    return twin.with_traceback(error.__traceback__)
+
+
+def _stand_in(error: BaseException) -> LoadFailed:
     kind = type(error)
-    return kind.__new__(kind, *error.args)
+    return LoadFailed(f"the load failed with {kind.__module__}.{kind.__qualname__}, which cannot be copied")
+
+
+def _twin(error: E, twins: Twins) -> E | None:
+    """Return a second object like *error*, with the same attributes, and notes of its own."""
+    for make in (_regroup,) if isinstance(error, BaseExceptionGroup) else (_remake, _without_init):
+        try:
+            twin = make(error, twins)
+            if twin is None or twin is error or type(twin) is not type(error):
+                continue
+            twin.__dict__.update(error.__dict__)
+            if "__notes__" in error.__dict__:
+                twin.__notes__ = [*error.__notes__]  # a list: shared, a note would reach everybody
+        except Exception:  # noqa: BLE001, S112  # a user's __reduce__ or __new__ may raise anything
+            continue
+        return twin
+    return None
+
+
+def _remake(error: E, _: Twins) -> E | None:
+    """Copy an error as `copy` does, through its type; `None` if its `__init__` makes something else of its `args`."""
+    twin = copy.copy(error)
+    return twin if twin.args == error.args else None
+
+
+def _without_init(error: E, _: Twins) -> E:
+    """Copy an error whose `__init__` does not take its own `args`."""
+    kind: Any = type(error)
+    return kind.__new__(kind, *error.args)  # type: ignore[no-any-return]  # a second E
+
+
+def _regroup(group: Any, twins: Twins) -> Any:
+    """Copy a group with all that it holds."""
+    kind: Any = type(group)
+    return kind.__new__(kind, group.message, [_linked(error, twins) for error in group.exceptions])

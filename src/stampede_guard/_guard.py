@@ -28,7 +28,7 @@ from ._policy import Duration, Options, Policy, count, fraction, seconds
 from ._registry import Registry
 from ._scoreboard import Flight
 from ._site import Site, Sites
-from ._stats import Counters, Stats, total
+from ._stats import Stats, total
 from .errors import ConfigurationError, GuardClosed, InvalidKey
 from .stores import Store
 from .stores._tier import Tier
@@ -36,7 +36,6 @@ from .stores._tier import Tier
 T = TypeVar("T")
 
 _FETCHES = 256  # sets of options that `fetch` remembers
-_UNCOUNTED = Counters()  # for upkeep, which is nobody's call
 
 
 class Guard:
@@ -157,13 +156,13 @@ class Guard:
         """Read L2 or load, and store; return what is kept for *flight*'s waiters."""
         op, policy, counters = flight.op, operation.policy, operation.counters
         l2_ttl = policy.l2_ttl
-        tier = site.tier if l2_ttl is not None else None
+        tier = None if l2_ttl is None else site.tier
 
         def still_holds() -> bool:
             return not flight.landed and self._epochs.of(op) == epoch
 
-        if tier is not None and not flight.is_refresh:
-            stored = await tier.read(op, counters)  # 3
+        if tier is not None and l2_ttl is not None and not flight.is_refresh:
+            stored = await tier.read(op, l2_ttl * (1 + policy.jitter), counters)  # 3
             decoded = None if stored is None else operation.decode(stored.envelope)
             if stored is not None and decoded is not None:
                 counters.l2_hits += 1
@@ -180,7 +179,7 @@ class Guard:
         kept = payload if policy.isolate else value
         if still_holds():
             self._keep(site, op, kept, policy, None)  # 7
-        else:
+        elif not flight.landed:
             counters.overtaken += 1
         return kept
 
@@ -227,15 +226,24 @@ class Guard:
         if not callable(load):
             message = f"{op}: give fetch a function that starts the load, as in `lambda: load(7)`, not {load!r}"
             raise ConfigurationError(message)
-        known_as = (frozenset(options.items()), returns, codec)
-        operation = self._fetches.get(known_as)
+        return await self.call(self._fetching(options, returns, codec), op, load, (), {})
+
+    def _fetching(self, options: Options, returns: Any, codec: Codec | None) -> Operation:
+        """Return the operation of `fetch` with these options, remembered from the last time."""
+        try:
+            known_as = (frozenset(options.items()), returns, codec)
+            operation = self._fetches.get(known_as)
+        except TypeError:  # a codec, say, that has no hash
+            return self._new_fetching(options, returns, codec)
         if operation is None:
-            policy = Policy.of(options)
-            operation = self.add_operation("fetch", policy, codec=codec, annotation=lambda: returns)
+            operation = self._new_fetching(options, returns, codec)
             if len(self._fetches) >= _FETCHES:
                 self._fetches.clear()
             self._fetches[known_as] = operation
-        return await self.call(operation, op, load, (), {})
+        return operation
+
+    def _new_fetching(self, options: Options, returns: Any, codec: Codec | None) -> Operation:
+        return self.add_operation("fetch", Policy.of(options), codec=codec, annotation=lambda: returns)
 
     async def refresh(self, operation: Operation, op: str, load: Callable[[], Awaitable[T]]) -> T:
         """Load now and replace what is cached; concurrent refreshes of *op* share one load.
@@ -267,15 +275,12 @@ class Guard:
         """
         site = self._site()
         self._epochs.bump(op)
-        self._sites.tell(lambda site: site.forget(op))
-        if site.tier is None or not is_stored:
+        self._sites.tell(lambda each: each.forget(op))
+        if not is_stored:
             return True
-        tier = site.tier
-
-        async def delete(_: Flight[bool]) -> bool:
-            return await tier.delete(op, _UNCOUNTED)
-
-        return await site.board.launch(op, delete, _UNCOUNTED, "finish", is_private=True).wait()
+        self._sites.tell(lambda each: None if each is site else each.delete(op))  # each orders its own writes
+        confirmation = site.delete(op)
+        return confirmation is None or await confirmation.wait()
 
     def peek(self, operation: Operation, op: str) -> Entry[Any] | None:
         """Return this loop's fresh entry of *op* without loading, counting or waiting."""
@@ -326,21 +331,34 @@ class Guard:
             site = self._open_site()
         site.depth += 1
         if site.depth == 1 and site.tier is not None:
-            await site.tier.open()
+            try:
+                await site.tier.open()
+            except BaseException:  # cancelled: who was not let in will not leave
+                await self._leave(site)
+                raise
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """Let flights land, for at most `drain_timeout` seconds, and close the running loop's connections."""
-        site = self._site()
+        await self._leave(self._site())
+
+    async def _leave(self, site: Site) -> None:
         site.depth -= 1
         if site.depth:
             return
         try:
             await site.board.drain(self._drain_timeout)
+        finally:  # even if cancelled: no load runs on without its connections
+            if not site.depth and self._sites.remove(site):  # nobody came in meanwhile
+                await self._close(site)
+
+    @staticmethod
+    async def _close(site: Site) -> None:
+        try:
+            await site.board.ground()
         finally:
-            self._sites.remove()
             if site.tier is not None:
                 await site.tier.aclose()
 
@@ -371,8 +389,8 @@ class Guard:
 
 
 def _checked_namespace(namespace: str) -> str:
-    if not isinstance(namespace, str) or not re.fullmatch(r"[!-z|~]{1,100}", namespace):
-        message = f"namespace={namespace!r}: give 1 to 100 printable characters without spaces and braces"
+    if not isinstance(namespace, str) or not re.fullmatch(r"[!-9;-z|~]{1,100}", namespace):
+        message = f"namespace={namespace!r}: give 1 to 100 printable characters without spaces, colons and braces"
         raise ConfigurationError(message)
     return namespace
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from ._canonical import canonical, class_name, identity, text_of
-from ._template import Shape, Template, may_meet
+from ._template import Shape, Template, followed_by, may_meet
 from .errors import InvalidKey
 
 BuildKey = Callable[..., str]
@@ -110,11 +110,11 @@ def compile_key(  # noqa: PLR0915  # one decision after the other
         body, shape = _forwarding_body(function), (name_of(function), "key")
     if receiver is not None:
         body += f"#{{_sg_receiver({receiver})}}"
-        shape += ("#", None)
+        shape = followed_by(shape, "#")
     for position, variable in enumerate(vary):
         namespace[f"_sg_vary_{position}"] = variable
         body += f"@{{_sg_read(_sg_vary_{position})}}"
-        shape += ("@", None)
+        shape = followed_by(shape, "@")
     return KeySpec(
         template=template,
         build=_compile(function, body, namespace),
@@ -166,6 +166,9 @@ def _checked(function: Callable[..., Any], key: BuildKey) -> BuildKey:
     """Return *key*, its signature checked now and its answers at each call."""
     if not callable(key):
         message = f"{name_of(function)}: key={key!r}; give a template or a function"
+        raise InvalidKey(message)
+    if inspect.iscoroutinefunction(key):
+        message = f"{name_of(function)}: its key function is async; a key is built without waiting"
         raise InvalidKey(message)
     plain = [p for p in parameters_of(function) if p.kind not in (_KINDS.VAR_POSITIONAL, _KINDS.VAR_KEYWORD)]
     try:

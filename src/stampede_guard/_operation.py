@@ -24,7 +24,7 @@ class Operation:
         vary: Context variables that are part of the key, and the only ones that the loader sees.
     """
 
-    __slots__ = ("_annotation", "_codec", "_is_proven", "counters", "name", "policy", "vary")
+    __slots__ = ("_annotation", "_codec", "_proven", "counters", "name", "policy", "vary")
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class Operation:
         annotation: Callable[[], Any] = lambda: NO_ANNOTATION,
         vary: Sequence[ContextVar[Any]] = (),
     ) -> None:
-        if codec is not None and not isinstance(codec, Codec):
+        if codec is not None and (isinstance(codec, type) or not isinstance(codec, Codec)):
             message = f"{name}: codec={codec!r}; give an object with encode(value) and decode(payload)"
             raise ConfigurationError(message)
         self.name = name
@@ -45,7 +45,7 @@ class Operation:
         self.vary = tuple(vary)
         self._codec = codec
         self._annotation = annotation
-        self._is_proven = False
+        self._proven: set[type] = set()
 
     @property
     def needs_codec(self) -> bool:
@@ -90,7 +90,7 @@ class Operation:
                 raise
 
     def encode(self, value: object) -> bytes:
-        """Return *value* as bytes; the first time, make sure that they can be read back.
+        """Return *value* as bytes; make sure that they can be read back, once for each type of values.
 
         Raises:
             CannotEncode: the codec cannot, or could not decode the result.
@@ -98,9 +98,9 @@ class Operation:
         codec = self.codec
         try:
             payload = codec.encode(value)
-            if not self._is_proven:
+            if self.policy.isolate or type(value) not in self._proven:  # isolated, its callers will get it decoded
                 codec.decode(payload)
-                self._is_proven = True
+                self._proven.add(type(value))
         except Exception as error:
             kind = f"{type(value).__module__}.{type(value).__qualname__}"
             message = f"{self.name}: the loader returned a {kind}, which its codec cannot store and read back: {error}"

@@ -64,6 +64,17 @@ def choice(name: str, value: object, choices: tuple[str, ...]) -> None:
         raise ConfigurationError(message)
 
 
+def flag(name: str, value: object) -> None:
+    """Check that *value* is `True` or `False`.
+
+    Raises:
+        ConfigurationError: it is neither.
+    """
+    if not isinstance(value, bool):
+        message = f"{name}={value!r}: give True or False"
+        raise ConfigurationError(message)
+
+
 class Options(TypedDict, total=False):
     """The options as users give them; `Policy` says what they mean."""
 
@@ -110,6 +121,8 @@ class Policy:
                 object.__setattr__(self, name, seconds(name, value))
         fraction("jitter", self.jitter, below=1)
         choice("on_abandon", self.on_abandon, ("finish", "cancel"))
+        flag("isolate", self.isolate)
+        flag("inherit_context", self.inherit_context)
 
     @classmethod
     def of(cls, options: Options) -> "Policy":

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator
 from contextlib import contextmanager
 from contextvars import Context, ContextVar
 from typing import Any, Generic, TypeVar, cast, final
+from weakref import ref
 
 from ._failure import Failure
 from ._policy import Duration, OnAbandon, Policy
@@ -28,8 +29,9 @@ logger = logging.getLogger("stampede_guard")
 _LANDED, _GAVE_UP = "landed", "gave up"
 _GRACE = 1.0  # seconds that a cancelled load gets for its clean-up when its scoreboard is drained
 
-# The flight whose loader the running code belongs to.
-_current: ContextVar["Flight[Any] | None"] = ContextVar("stampede_guard_flight", default=None)
+# The flight whose loader the running code belongs to; weak, since connections and tasks that a loader opens keep its
+# context, and would keep the flight and its answer with it.
+_current: ContextVar["ref[Flight[Any]] | None"] = ContextVar("stampede_guard_flight", default=None)
 
 
 @final
@@ -37,18 +39,20 @@ class Flight(Generic[T]):
     """One running load and everyone waiting for it."""
 
     __slots__ = (
-        "_board",
+        "__weakref__",
         "_counters",
         "_failure",
         "_value",
         "_waiters",
         "_was_joined",
         "awaits",
+        "board",
         "is_refresh",
         "landed",
         "loop",
         "on_abandon",
         "op",
+        "outer",
         "task",
     )
 
@@ -57,21 +61,28 @@ class Flight(Generic[T]):
         self.on_abandon: OnAbandon = on_abandon
         self.is_refresh = False
         self.landed = False
-        self._board = board
+        self.board = board
         self._counters = counters
         self.loop = asyncio.get_running_loop()
         self.task: asyncio.Task[T] | None = None
         self._waiters: set[asyncio.Future[str]] = set()
         self._was_joined = False
-        self.awaits: list[Flight[Any]] = []  # the flights that this one's loader waits for
+        self.outer = _running_flight()  # the flight whose loader launched this one
+        self.awaits: dict[object, Flight[Any]] = {}  # what this one's loader waits for, by the calls that wait
         self._value: T | None = None
         self._failure: Failure | None = None
 
     def take_off(self, load: Coroutine[Any, Any, T], context: Context) -> None:
         """Run *load* in a task of its own, so that it belongs to no caller."""
         self._counters.in_flight += 1
-        context.run(_current.set, self)
-        self.task = self.loop.create_task(load, name=f"load {self.op}", context=context)
+        context.run(_current.set, ref(self))
+        try:
+            self.task = self.loop.create_task(load, name=f"load {self.op}", context=context)
+        except BaseException as error:  # a task factory that refuses, or an eager load that stops the loop
+            load.close()
+            self.board.retire(self)
+            self._land(None, LoadCancelled(f"{self.op}: the load was ended by {type(error).__name__}"))
+            raise
         if self.task.done():  # an eager task that never had to wait
             self._finish(self.task)
         else:
@@ -88,8 +99,8 @@ class Flight(Generic[T]):
         """
         self._was_joined = True
         if not self.landed:
-            inside = _current.get()
-            if inside is None or inside.landed:
+            inside = _running_flight()
+            if inside is None:
                 await self._sleep(timeout)
             else:
                 with self._edge_from(inside):
@@ -117,7 +128,7 @@ class Flight(Generic[T]):
             if not self._waiters and not self.landed and self.on_abandon == "cancel":
                 self.abort(LoadCancelled(f"{self.op}: everybody who waited has left"))
         if why is _GAVE_UP:
-            message = f"{self.op}: no answer within wait_timeout={timeout:g} s (the load goes on)"
+            message = f"{self.op}: no answer within wait_timeout={timeout:g} s"
             raise WaitTimeout(message)
 
     @contextmanager
@@ -145,9 +156,16 @@ class Flight(Generic[T]):
         if self.task is not None:
             self.task.cancel()
 
+    def strand(self) -> None:
+        """Write off a flight whose event loop was closed over it: nobody is left to be told."""
+        self._waiters.clear()
+        self.board.retire(self)
+        self._land(None, LoadCancelled(f"{self.op}: its event loop was closed"))
+
     def _finish(self, task: asyncio.Task[T]) -> None:
         """Settle everybody, whichever way the load ended."""
-        self._board.retire(self)
+        self.board.retire(self)
+        self.task = None  # it holds the error, whose traceback leads back here
         if task.cancelled():
             self._land(None, LoadCancelled(f"{self.op}: the load was cancelled"))
         elif (error := task.exception()) is None:
@@ -161,7 +179,8 @@ class Flight(Generic[T]):
         if self.landed:
             return
         self.landed = True
-        self._board.clear(self)
+        self.outer = None
+        self.board.clear(self)
         self._counters.in_flight -= 1
         self._counters.abandoned += self._was_joined and not self._waiters
         self._value = value
@@ -174,20 +193,35 @@ class Flight(Generic[T]):
     @contextmanager
     def _edge_from(self, inside: "Flight[Any]") -> Generator[None]:
         """Note that the load of *inside* waits for this flight, unless that would close a circle."""
-        if self.leads_to(inside):
+        if self._leads_to(inside):
             message = f"{self.op}: its loader waits for itself" + ("" if inside is self else f", through {inside.op}")
             raise RecursiveLoad(message)
-        inside.awaits.append(self)
+        call = object()
+        inside.awaits[call] = self
         try:
             yield
         finally:
-            inside.awaits.remove(self)
+            del inside.awaits[call]
 
-    def leads_to(self, other: "Flight[Any]") -> bool:
-        return self is other or any(awaited.leads_to(other) for awaited in self.awaits)
+    def _leads_to(self, other: "Flight[Any]") -> bool:
+        """Whether the load waits, directly or through others, for *other*."""
+        ahead: list[Flight[Any]] = [self]
+        seen = {self}  # loads that share sub-loads have exponentially many paths
+        while ahead and other not in seen:
+            new = set(ahead.pop().awaits.values()) - seen
+            seen |= new
+            ahead += new
+        return other in seen
 
     def __repr__(self) -> str:
         return f"<Flight {self.op} {len(self._waiters)} waiters{', landed' if self.landed else ''}>"
+
+
+def _running_flight() -> Flight[Any] | None:
+    """Return the flight that the running code loads for, while anybody can be waiting for it."""
+    current = _current.get()
+    flight = None if current is None else current()
+    return None if flight is None or flight.landed else flight
 
 
 def _wake(waiter: asyncio.Future[str], why: str) -> None:
@@ -263,8 +297,7 @@ class Scoreboard:
             return None
         if flight.loop is not asyncio.get_running_loop():
             if flight.loop.is_closed():
-                self.clear(flight)
-                self.retire(flight)
+                flight.strand()
                 return None
             message = f"{op}: another event loop is loading this; give each loop a Scoreboard, or use a Guard"
             raise WrongLoop(message)
@@ -281,7 +314,12 @@ class Scoreboard:
         is_private: bool = False,
         is_refresh: bool = False,
     ) -> Flight[T]:
-        """Start a flight; unless it *is_private*, callers that come meanwhile will join it."""
+        """Start a flight; unless it *is_private*, callers that come meanwhile will join it.
+
+        Raises:
+            RecursiveLoad: the running code belongs to a load of *op*, which would go on to launch itself for ever.
+        """
+        self._check_recursion(op)
         counters.executions += 1
         flight: Flight[T] = Flight(self, op, counters, on_abandon)
         flight.is_refresh = is_refresh
@@ -290,6 +328,14 @@ class Scoreboard:
         self._up.add(flight)
         flight.take_off(load(flight), Context() if context is None else context)
         return flight
+
+    def _check_recursion(self, op: str) -> None:
+        flight = _running_flight()
+        while flight is not None:
+            if flight.op == op and flight.board is self:
+                message = f"{op}: its loader calls itself"
+                raise RecursiveLoad(message)
+            flight = flight.outer
 
     def forget(self, op: str) -> None:
         """Let the next caller start afresh; whoever waits now still gets their answer."""
@@ -308,15 +354,18 @@ class Scoreboard:
         """Let go of a flight whose task has ended."""
         self._up.discard(flight)
 
-    async def drain(self, timeout: float) -> None:  # noqa: ASYNC109  # what is left is cancelled
-        """Wait at most *timeout* seconds for all flights, then cancel the rest; their waiters get `LoadCancelled`."""
+    async def drain(self, timeout: float) -> None:  # noqa: ASYNC109  # what is left then is no error
+        """Wait at most *timeout* seconds for all flights to land, those launched meanwhile included."""
         deadline = asyncio.get_running_loop().time() + timeout
-        while self._up and (left := deadline - asyncio.get_running_loop().time()) > 0:
-            await asyncio.wait(self._tasks(), timeout=left)
+        while (tasks := self._tasks()) and (left := deadline - asyncio.get_running_loop().time()) > 0:
+            await asyncio.wait(tasks, timeout=left)
+
+    async def ground(self) -> None:
+        """Cancel all flights; their waiters get `LoadCancelled` at once, their loads a second to clean up."""
         for flight in tuple(self._up):
-            flight.abort(LoadCancelled(f"{flight.op}: cancelled at shut-down, after {timeout:g} s"))
-        if self._up:
-            await asyncio.wait(self._tasks(), timeout=_GRACE)
+            flight.abort(LoadCancelled(f"{flight.op}: cancelled at shut-down"))
+        if tasks := self._tasks():
+            await asyncio.wait(tasks, timeout=_GRACE)
         for flight in self._up:
             logger.warning("the load of %s ignores its cancellation; left behind at shut-down", flight.op)
 

@@ -8,12 +8,16 @@ weakly by its loop, and dies with it.
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from threading import Lock
 from weakref import WeakKeyDictionary, ref
 
 from ._memory import Memory
-from ._scoreboard import Scoreboard
+from ._scoreboard import Flight, Scoreboard
+from ._stats import Counters
 from .stores._tier import Tier
+
+_UNCOUNTED = Counters()  # for upkeep, which is nobody's call
 
 
 class Site:
@@ -41,10 +45,21 @@ class Site:
         self.memory.drop(op)
         self.board.forget(op)
 
+    def delete(self, op: str) -> Flight[bool] | None:
+        """Drop *op* from the store, if there is one; the flight tells whether it confirmed."""
+        if self.tier is None:
+            return None
+        drop = partial(_drop, self.tier, op)
+        return self.board.launch(f"{op} (invalidation)", drop, _UNCOUNTED, "finish", is_private=True)
+
     def forget_all(self) -> None:
         """Do so for every op."""
         self.memory.clear()
         self.board.forget_all()
+
+
+async def _drop(tier: Tier, op: str, _: Flight[bool]) -> bool:
+    return await tier.delete(op, _UNCOUNTED)
 
 
 class Sites:
@@ -76,14 +91,18 @@ class Sites:
             self._sites[asyncio.get_running_loop()] = site
         self._last = site
 
-    def remove(self) -> None:
-        """Let go of the running loop's site."""
+    def remove(self, site: Site) -> bool:
+        """Let go of *site*, unless the running loop has another by now; return whether it was let go."""
+        loop = asyncio.get_running_loop()
         with self._lock:
-            self._sites.pop(asyncio.get_running_loop(), None)
+            if self._sites.get(loop) is not site:
+                return False
+            del self._sites[loop]
         self._last = None
+        return True
 
-    def tell(self, change: Callable[[Site], None]) -> None:
-        """Apply *change* to the running loop's site now, and to each other's in its next iteration."""
+    def tell(self, change: Callable[[Site], object]) -> None:
+        """Apply *change* to the running loop's site now, and to each other's that is open in its next iteration."""
         try:
             running: asyncio.AbstractEventLoop | None = asyncio.get_running_loop()
         except RuntimeError:
@@ -95,4 +114,8 @@ class Sites:
                 change(site)
             elif not loop.is_closed():
                 with suppress(RuntimeError):  # closed since
-                    loop.call_soon_threadsafe(change, site)
+                    loop.call_soon_threadsafe(self._apply, change, site)
+
+    def _apply(self, change: Callable[[Site], object], site: Site) -> None:
+        if self.here() is site:
+            change(site)

@@ -8,6 +8,7 @@ produce the same op can be seen from their shapes.
 import re
 import string
 from dataclasses import dataclass
+from keyword import iskeyword
 from typing import TypeAlias
 
 from .errors import InvalidKey
@@ -51,7 +52,7 @@ class Template:
             if spec or conversion:
                 message = f"the key template {text!r} formats {{{expression}}}; values are written one way only"
                 raise InvalidKey(message)
-            if not all(name.isidentifier() for name in expression.split(".")):
+            if not all(name.isidentifier() and not iskeyword(name) for name in expression.split(".")):
                 message = f"the key template {text!r} has {{{expression}}}; give a parameter, or one of its attributes"
                 raise InvalidKey(message)
             parts += [literal, expression]
@@ -89,6 +90,14 @@ class Template:
             else:
                 shape += [word for word in _SEPARATORS.split(part) if word]
         return tuple(shape)
+
+
+def followed_by(shape: Shape, separator: str) -> Shape:
+    """Return *shape* with *separator* and another placeholder after it."""
+    last = shape[-1]
+    if last is None or _is_word(last):
+        return (*shape, separator, None)
+    return (*shape[:-1], last + separator, None)  # in the text, two separators in a row are one
 
 
 def may_meet(mine: Shape, theirs: Shape) -> bool:

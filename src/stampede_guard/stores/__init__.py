@@ -6,14 +6,18 @@ so that a store stays a thin piece over somebody's client.
 
 from typing import NamedTuple, Protocol
 
-__all__ = ("Refused", "Store", "Stored")
+__all__ = ("Busy", "Refused", "Store", "Stored")
 
 
 class Refused(Exception):  # noqa: N818  # a verdict of the store, not a fault in it
-    """The store is alive and said no: full, no permission, all connections busy.
+    """The store is alive and said no: full, read-only, no permission. The text is a code for the log.
 
-    Anything else that a store raises counts against its node.
+    Anything else that a store raises counts against its node, `Busy` excepted.
     """
+
+
+class Busy(Exception):  # noqa: N818  # as above
+    """The store was not asked, because all connections are in use; that says nothing about its node."""
 
 
 class Stored(NamedTuple):

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 import re
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -12,14 +13,16 @@ from weakref import WeakValueDictionary
 from .._breaker import Breaker
 from .._codec import seal, unseal
 from .._stats import Counters
-from . import Refused, Store, Stored
+from . import Busy, Refused, Store, Stored
 
 T = TypeVar("T")
 
 logger = logging.getLogger("stampede_guard")
 
 _READABLE = re.compile(r"[!-z|~]{1,200}")  # printable, no space and no brace: it stands inside a hash tag
+_LONGEST = 240  # characters of namespace and op together
 _SUSPECTS = 10_000
+_CALM = 10.0  # seconds without a refusal until it is over: a store that is almost full says yes and no by turns
 
 
 class _NoAnswer(Exception):  # noqa: N818  # control flow of this module alone
@@ -43,10 +46,9 @@ class Tier:
         self._max_bytes = max_bytes
         self._clock = clock
         self._writes: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        self._suspects: set[str] = set()  # ops whose invalidation the store has not confirmed
-        self._blind_until = 0.0
-        self._longest_life = 0.0
-        self._refusal = ""  # what the store last said no with; empty while it says yes
+        self._suspects: dict[str, object] = {}  # ops whose invalidation the store has not confirmed, and a mark of each
+        self._blind_since = -math.inf
+        self._refusals: dict[str, tuple[str, float]] = {}  # by what the store was asked to do: why not, and when last
 
     async def open(self) -> None:
         """Say hello; a store that does not answer opens the breaker, and calls go on without it."""
@@ -62,21 +64,27 @@ class Tier:
         except Exception as error:  # noqa: BLE001  # as above; there is nothing left to save
             logger.warning("%s did not close cleanly (%s)", self._store.name, _reason(error))
 
-    async def read(self, op: str, counters: Counters) -> Stored | None:
-        """Return the payload stored for *op* and the seconds it has left, or `None`."""
+    async def read(self, op: str, longest_life: float, counters: Counters) -> Stored | None:
+        """Return the payload stored for *op* and the seconds it has left, or `None`.
+
+        Args:
+            op: The op id.
+            longest_life: Seconds after which whatever was stored for *op* is gone.
+            counters: Where the outcome is counted.
+        """
         try:
             if op in self._suspects:
                 async with self._turn(op):
                     await self._settle(op, counters)
-            self._check_sight(counters)
-            found = await self._ask(partial(self._store.read, self._key(op)), counters)
+            self._check_sight(longest_life, counters)
+            found = await self._ask("read", partial(self._store.read, self._key(op)), counters)
         except _NoAnswer:
             return None
         if found is None:
             counters.l2_misses += 1
             return None
         payload = unseal(self._identity(op), found.envelope)
-        if payload is None:
+        if payload is None or len(payload) > self._max_bytes:
             counters.l2_undecodable += 1
             return None
         return Stored(payload, found.life)
@@ -87,17 +95,14 @@ class Tier:
         """Store *payload* for *life* seconds, if by the time it is this write's turn it *still_holds*."""
         if len(payload) > self._max_bytes:
             counters.l2_errors += 1
-            self._note_refusal(f"a value of {len(payload):,} bytes is larger than max_bytes={self._max_bytes:,}")
+            self._note_refusal("store", f"values larger than max_bytes={self._max_bytes:,}")
             return
-        self._longest_life = max(self._longest_life, life)
         try:
             async with self._turn(op):
-                self._check_sight(counters)
                 await self._settle(op, counters)
                 if still_holds():
                     envelope = seal(self._identity(op), payload)
-                    await self._ask(partial(self._store.write, self._key(op), envelope, life), counters)
-                    self._note_refusal("")
+                    await self._ask("write", partial(self._store.write, self._key(op), envelope, life), counters)
         except _NoAnswer:
             return
 
@@ -117,42 +122,51 @@ class Tier:
 
     async def _settle(self, op: str, counters: Counters, *, is_forced: bool = False) -> None:
         """Make sure that no invalidation of *op* is pending; only while it is the caller's turn."""
-        if op in self._suspects:
-            await self._ask(partial(self._store.delete, self._key(op)), counters, is_forced=is_forced)
-            self._suspects.discard(op)
+        mark = self._suspects.get(op)
+        if mark is not None:
+            await self._ask("delete", partial(self._store.delete, self._key(op)), counters, is_forced=is_forced)
+            if self._suspects.get(op) is mark:  # else there was another invalidation, after this delete was sent
+                del self._suspects[op]
 
-    def _check_sight(self, counters: Counters) -> None:
-        if self._clock() < self._blind_until:
+    def _check_sight(self, longest_life: float, counters: Counters) -> None:
+        if self._clock() < self._blind_since + longest_life:
             counters.l2_skips += 1
             raise _NoAnswer
 
     def _suspect(self, op: str) -> None:
-        if len(self._suspects) >= _SUSPECTS:  # safe when full: read nothing until all of it has expired
-            self._suspects.clear()
-            self._blind_until = self._clock() + self._longest_life
-        self._suspects.add(op)
+        if len(self._suspects) >= _SUSPECTS and op not in self._suspects:
+            self._suspects.clear()  # safe when full: nothing is read until all that was there has expired
+            self._blind_since = self._clock()
+        self._suspects[op] = object()
 
-    async def _ask(self, ask: Callable[[], Awaitable[T]], counters: Counters, *, is_forced: bool = False) -> T:
+    async def _ask(
+        self, verb: str, ask: Callable[[], Awaitable[T]], counters: Counters, *, is_forced: bool = False
+    ) -> T:
         """Return the store's answer; tell the breaker how it went."""
         if not self.breaker.allows() and not is_forced:
             counters.l2_skips += 1
             raise _NoAnswer
         try:
             answer = await ask()
-        except Refused as refusal:
-            self.breaker.succeeded()  # a no is an answer
-            counters.l2_errors += 1
-            self._note_refusal(str(refusal))
-            raise _NoAnswer from refusal
         except Exception as error:  # drivers raise more than they document
-            self.breaker.failed(_reason(error))
             counters.l2_errors += 1
+            self._note_failure(verb, error)
             raise _NoAnswer from error
         except BaseException:
             self.breaker.gave_up()
             raise
         self.breaker.succeeded()
+        self._note_consent(verb)
         return answer
+
+    def _note_failure(self, verb: str, error: Exception) -> None:
+        if isinstance(error, Busy):
+            self.breaker.gave_up()  # the node was not asked
+        elif isinstance(error, Refused):
+            self.breaker.succeeded()  # a no is an answer
+            self._note_refusal(verb, str(error))
+        else:
+            self.breaker.failed(_reason(error))
 
     def _turn(self, op: str) -> asyncio.Lock:
         """Return the lock that lets one write of *op* through at a time, in the order of arrival.
@@ -165,14 +179,16 @@ class Tier:
             lock = self._writes[op] = asyncio.Lock()
         return lock
 
-    def _note_refusal(self, refusal: str) -> None:
-        if refusal == self._refusal:
-            return
-        self._refusal = refusal
-        if refusal:
-            logger.warning("%s refuses: %s", self._store.name, refusal)
-        else:
-            logger.info("%s accepts writes again", self._store.name)
+    def _note_refusal(self, verb: str, why: str) -> None:
+        known, _ = self._refusals.get(verb, ("", 0.0))
+        self._refusals[verb] = why, self._clock()
+        if known != why:
+            logger.warning("%s refuses to %s: %s", self._store.name, verb, why)
+
+    def _note_consent(self, verb: str) -> None:
+        if verb in self._refusals and self._clock() - self._refusals[verb][1] >= _CALM:
+            del self._refusals[verb]
+            logger.info("%s accepts to %s again", self._store.name, verb)
 
     def _identity(self, op: str) -> str:
         return f"{self._namespace}:{op}"
@@ -182,8 +198,11 @@ class Tier:
 
 
 def key_of(namespace: str, op: str) -> str:
-    """Return the key of *op*'s value: readable up to 200 safe characters, else a prefix and a digest."""
-    if not _READABLE.fullmatch(op):
+    """Return the key of *op*'s value: readable up to 200 safe characters, else a prefix and a digest.
+
+    With a long namespace fewer are readable: no key is longer than 250 bytes, which is all that Memcached takes.
+    """
+    if not _READABLE.fullmatch(op) or len(namespace) + len(op) > _LONGEST:
         prefix = re.sub(r"[^!-z|]", "_", op[:64])
         op = f"{prefix}~{blake2b(op.encode('utf-8', 'surrogatepass'), digest_size=20).hexdigest()}"
     return f"sg1:{{{namespace}:{op}}}:v"

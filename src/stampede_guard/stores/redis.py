@@ -7,13 +7,14 @@ of our own spans the whole operation instead, and a connection that failed is ne
 """
 
 import asyncio
+import re
 from collections.abc import Callable
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from .._policy import Duration, count, seconds
 from ..errors import ConfigurationError
-from . import Refused, Stored
+from . import Busy, Refused, Stored
 
 try:
     from redis.asyncio.connection import Connection, ConnectionPool, SSLConnection, UnixDomainSocketConnection
@@ -26,6 +27,11 @@ except ImportError as error:  # pragma: no cover  # the test environment has red
     raise ImportError(message) from error
 
 _SCHEMES = ("redis", "rediss", "unix")
+_CODE = re.compile("[A-Z]{2,16}")
+
+
+class UnexpectedReply(Exception):  # noqa: N818  # the log shows the name
+    """The reply is of another type than the command's: it belongs to something else."""
 
 
 def connection_options(url: str) -> tuple[type[Any], dict[str, Any]]:
@@ -33,30 +39,39 @@ def connection_options(url: str) -> tuple[type[Any], dict[str, Any]]:
 
     Raises:
         ConfigurationError: the URL is not one, or carries options: redis-py would let them win over
-            the settings that correctness rests on, `?ssl_cert_reqs=none` among them.
+            the settings that correctness rests on, `?ssl_cert_reqs=none` among them. The message
+            quotes nothing, as any part may be a piece of a password that was not escaped.
     """
+    if "?" in url or "#" in url:
+        message = (
+            "the Redis URL carries options, which would override the guard's own; "
+            "leave out what follows the ? or #, and write these two in a password as %3F and %23"
+        )
+        raise ConfigurationError(message)
     try:
         parts = urlsplit(url)
         port = parts.port
-    except ValueError as error:
-        message = "the Redis URL has a port that is not a number from 0 to 65535; the form is redis://host:6379/0"
-        raise ConfigurationError(message) from error
+    except ValueError:  # its text quotes
+        message = (
+            "the Redis URL has a port that is not a number from 0 to 65535, or a character out of place; "
+            "the form is redis://user:password@host:6379/0, where a / in the password is written %2F"
+        )
+        raise ConfigurationError(message) from None
     if parts.scheme not in _SCHEMES:
-        message = f"the store's URL begins with {parts.scheme!r}; give redis://, rediss:// or unix://"
-        raise ConfigurationError(message)
-    if parts.query or parts.fragment:
-        options = (parts.query or parts.fragment).partition("=")[0]
-        message = f"the Redis URL carries an option ({options}); options in a URL would override the guard's own"
+        message = "the store's URL has another scheme than redis://, rediss:// and unix://"
         raise ConfigurationError(message)
     login = {
         "username": unquote(parts.username) if parts.username else None,
         "password": unquote(parts.password) if parts.password else None,
     }
     if parts.scheme == "unix":
+        if not parts.path:
+            message = "the Redis URL has no path; the form is unix:///run/redis.sock"
+            raise ConfigurationError(message)
         return UnixDomainSocketConnection, {**login, "path": unquote(parts.path)}
     database = parts.path.strip("/") or "0"
-    if not database.isdecimal():
-        message = f"the Redis URL names the database {database!r}; give its number, as in redis://host:6379/0"
+    if not re.fullmatch("[0-9]+", database):
+        message = "the Redis URL names a database that is not a number; the form is redis://host:6379/0"
         raise ConfigurationError(message)
     address = {"host": parts.hostname or "localhost", "port": port or 6379, "db": int(database)}
     return SSLConnection if parts.scheme == "rediss" else Connection, {**login, **address}
@@ -105,22 +120,29 @@ class RedisStore:
 
     async def open(self) -> None:
         """Open a connection, log in and say PING."""
-        await self._run(("PING",))
+        await self._run((bytes, "PING"))
 
     async def read(self, key: str) -> Stored | None:
-        """Read the value and its remaining life in one round trip."""
-        envelope, life = await self._run(("GETRANGE", key, 0, self._max_bytes + 64), ("PTTL", key))
-        if not envelope:
-            return None
-        return Stored(envelope, max(life, 0) / 1000)
+        """Read the value and its remaining life in one round trip.
+
+        The life first: should the value be replaced in between, it is the older one's, and not too long.
+        """
+        end = self._max_bytes + 64  # some room for the header; a longer value is cut, and therefore refused
+        try:
+            life, envelope = await self._run((int, "PTTL", key), (bytes, "GETRANGE", key, 0, end))
+        except Refused as refusal:
+            if str(refusal) == "WRONGTYPE":  # no fault of the server's: somebody else's list lies there
+                return Stored(b"", 0.0)
+            raise
+        return Stored(envelope, max(life, 0) / 1000) if envelope else None
 
     async def write(self, key: str, envelope: bytes, life: float) -> None:
         """Write the value; the store forgets it after *life* seconds."""
-        await self._run(("SET", key, envelope, "PX", max(1, round(life * 1000))))
+        await self._run((bytes, "SET", key, envelope, "PX", max(1, round(life * 1000))))
 
     async def delete(self, key: str) -> None:
         """Drop the value."""
-        await self._run(("DEL", key))
+        await self._run((int, "DEL", key))
 
     async def aclose(self) -> None:
         """Close every connection."""
@@ -128,36 +150,69 @@ class RedisStore:
             await self._pool.aclose()
 
     async def _run(self, *commands: tuple[Any, ...]) -> list[Any]:
-        """Send *commands* together on one connection and return their replies, within the deadline."""
+        """Run *commands*, each behind the type of its reply, in one round trip within the deadline."""
         loop = asyncio.get_running_loop()
-        async with asyncio.timeout(self._connect_timeout) as deadline, self._slots:
-            connection = await self._pool.get_connection()
-            try:
-                deadline.reschedule(loop.time() + self._deadline)
-                await connection.send_packed_command(connection.pack_commands(commands))
-                return [await _reply(connection) for _ in commands]
-            except BaseException:
-                # Whatever it was, replies may be under way that the next caller would take for theirs.
-                await connection.disconnect(nowait=True)
-                raise
-            finally:
-                await self._pool.release(connection)
+        connected_by = loop.time() + self._connect_timeout
+        try:
+            async with asyncio.timeout_at(connected_by):
+                await self._slots.acquire()
+        except TimeoutError:
+            raise Busy from None
+        try:
+            async with asyncio.timeout_at(connected_by) as deadline:
+                connection = await self._pool.get_connection()
+                try:
+                    deadline.reschedule(loop.time() + self._deadline)
+                    replies = await _converse(connection, commands)
+                finally:
+                    await self._pool.release(connection)
+        except Exception:
+            await self._distrust()
+            raise
+        finally:
+            self._slots.release()
+        for reply in replies:
+            if isinstance(reply, Refused):
+                raise reply
+        return replies
+
+    async def _distrust(self) -> None:
+        """Let no idle connection be used again.
+
+        What cut one has probably cut them all, and each would cost its finder a deadline, and the breaker a probe.
+        """
+        for connection in tuple(self._pool._available_connections):  # noqa: SLF001  # its own way waits for each peer
+            await connection.disconnect(nowait=True)
 
     def __repr__(self) -> str:
         return "<RedisStore>"  # the URL may hold a password
 
 
-async def _reply(connection: Any) -> Any:
+async def _converse(connection: Any, commands: tuple[tuple[Any, ...], ...]) -> list[Any]:
     try:
-        return await connection.read_response()
+        await connection.send_packed_command(connection.pack_commands(command for _, *command in commands))
+        return [await _reply(connection, kind) for kind, *_ in commands]
+    except BaseException:
+        # Whatever it was, replies may be under way that the next caller would take for theirs.
+        await connection.disconnect(nowait=True)
+        raise
+
+
+async def _reply(connection: Any, kind: type[Any]) -> Any:
+    """Return the next reply; a refusal is one, and leaves the connection in step."""
+    try:
+        reply = await connection.read_response()
     except ResponseError as error:
-        raise Refused(_code(error)) from None
+        return Refused(_code(error))
+    if not isinstance(reply, kind):
+        raise UnexpectedReply
+    return reply
 
 
 def _code(error: ResponseError) -> str:
-    """Return the error's first word (OOM, NOPERM, READONLY, …): the rest may quote keys and values."""
+    """Return the error's first word (WRONGTYPE, MISCONF, …), or type: the rest may quote keys and values."""
     word = str(error).partition(" ")[0]
-    return word if word.isupper() else type(error).__name__
+    return word if _CODE.fullmatch(word) else type(error).__name__
 
 
 def redis_stores(url: str, **options: Any) -> Callable[[], RedisStore]:
