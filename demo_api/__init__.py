@@ -1,0 +1,1 @@
+"""The reference service: restaurant menus on Postgres, read through two caches."""

@@ -1,0 +1,76 @@
+"""The service: what it opens, and in which order."""
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
+import asyncpg
+from fastapi import FastAPI
+from redis.asyncio import Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+
+from .caching import guarded, through_aiocache
+from .database import DatabaseError, open_pool
+from .menus import MenuRepository
+from .routes import PROBE_TIMEOUT, Service, menu_routes, router
+from .settings import Settings
+
+
+def create_app(settings: Settings | None = None) -> FastAPI:
+    """Return the service; nothing is connected before it starts.
+
+    Args:
+        settings: By default what the environment says.
+    """
+    chosen = Settings() if settings is None else settings
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncGenerator[None]:
+        async with open_service(chosen) as service:
+            app.state.service = service
+            yield
+
+    app = FastAPI(title="Menus", lifespan=lifespan, routes=menu_routes)
+    app.include_router(router)
+    return app
+
+
+@asynccontextmanager
+async def open_service(settings: Settings) -> AsyncGenerator[Service]:
+    """Open what the routes use, and close it in reverse: the cache before the pool that its loads read from.
+
+    Raises:
+        DatabaseError: If Postgres cannot be used, or holds no menus. Without Redis the service starts.
+    """
+    open_cache = through_aiocache if settings.guard == "aiocache" else guarded
+    async with open_pool(settings.database_url, settings.pool_size) as pool:
+        menus = MenuRepository(pool)
+        prebuilt = await sample(menus)
+        async with open_cache(settings, menus) as cache, _prober(settings.redis_url) as redis:
+            yield Service(settings.guard, menus, cache, pool, redis, prebuilt)
+
+
+async def sample(menus: MenuRepository) -> bytes:
+    """Return a menu.
+
+    Raises:
+        DatabaseError: If there is none.
+    """
+    try:
+        menu = await menus.load_menu(1)
+    except asyncpg.UndefinedTableError:
+        menu = None
+    if menu is None:
+        message = "Postgres holds no menus: fill it with `python -m demo_api seed`"
+        raise DatabaseError(message)
+    return menu
+
+
+def _prober(redis_url: str) -> Redis:
+    """Return a client that asks once and gives up soon."""
+    return Redis.from_url(
+        redis_url,
+        socket_timeout=PROBE_TIMEOUT,
+        socket_connect_timeout=PROBE_TIMEOUT,
+        retry=Retry(NoBackoff(), 0),
+    )

@@ -1,0 +1,134 @@
+"""How menus are cached: what `GUARD` chooses."""
+
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+from aiocache import RedisCache, cached_stampede
+from aiocache.plugins import BasePlugin
+from aiocache.serializers import NullSerializer
+from redis.asyncio.connection import parse_url
+
+from stampede_guard import Guard, coalesce
+
+from .menus import MenuRepository
+from .settings import Settings
+
+AIOCACHE_LEASE: Final = 2
+# redis-py would allow 100, and fail requests beyond that; this is as many as Redis accepts.
+AIOCACHE_CONNECTIONS: Final = 10_000
+
+
+@dataclass(slots=True)
+class Counts:
+    """What the reads of menus have cost so far.
+
+    Attributes:
+        calls: Reads of a menu.
+        executions: Reads that went beyond this process's memory.
+        loads: Reads that went on to Postgres.
+        redis_reads: Values asked of Redis.
+    """
+
+    calls: int = 0
+    executions: int = 0
+    loads: int = 0
+    redis_reads: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class MenuCache:
+    """Menus read through a cache.
+
+    Attributes:
+        load: Returns a restaurant's menu, or ``None`` if there is no such restaurant.
+        invalidate: Makes the next read of a restaurant's menu see what Postgres holds.
+        counts: Returns what the reads have cost so far.
+        stats: Returns the guard's own statistics, or ``None`` without a guard.
+    """
+
+    load: Callable[[int], Awaitable[bytes | None]]
+    invalidate: Callable[[int], Awaitable[object]]
+    counts: Callable[[], Counts]
+    stats: Callable[[], dict[str, object] | None] = lambda: None
+
+
+@asynccontextmanager
+async def guarded(settings: Settings, menus: MenuRepository) -> AsyncGenerator[MenuCache]:
+    """Read through memory, then Redis, then Postgres; concurrent reads of one menu share one execution.
+
+    With ``GUARD=off`` each read that misses goes all the way for itself.
+    """
+    guard = Guard(settings.redis_url, namespace=settings.namespace, enabled=settings.guard == "on")
+
+    @coalesce("restaurant-fetch-{restaurant_id}", guard=guard, ttl=settings.l1_ttl, l2_ttl=settings.l2_ttl)
+    async def load_menu(restaurant_id: int) -> bytes | None:
+        return await menus.load_menu(restaurant_id)
+
+    def counts() -> Counts:
+        stats = guard.stats()
+        return Counts(stats.calls, stats.executions, stats.loads, stats.l2_reads)
+
+    async with guard:
+        yield MenuCache(load_menu, load_menu.invalidate, counts, lambda: guard.stats().as_dict())
+
+
+@asynccontextmanager
+async def through_aiocache(settings: Settings, menus: MenuRepository) -> AsyncGenerator[MenuCache]:
+    """Read through Redis, then Postgres, with aiocache's own protection against stampedes."""
+    counts = Counts()
+
+    class CountReads(BasePlugin):  # type: ignore[misc]  # aiocache has no types
+        async def post_get(self, *_: Any, **__: Any) -> None:
+            counts.redis_reads += 1
+
+    def op(_: Callable[..., Any], restaurant_id: int) -> str:
+        return f"restaurant-fetch-{restaurant_id}"
+
+    def is_none(menu: bytes | None) -> bool:
+        return menu is None
+
+    async def read_menu(restaurant_id: int) -> bytes | None:
+        counts.loads += 1
+        return await menus.load_menu(restaurant_id)
+
+    load_menu: Any = cached_stampede(
+        lease=AIOCACHE_LEASE,
+        ttl=settings.l2_ttl,
+        key_builder=op,
+        skip_cache_func=is_none,  # what aiocache takes for a miss anyway
+        cache=RedisCache,
+        namespace=settings.namespace,
+        serializer=NullSerializer(encoding=None),
+        plugins=[CountReads()],
+        pool_max_size=AIOCACHE_CONNECTIONS,
+        **_connection(settings.redis_url),
+    )(read_menu)
+
+    async def load(restaurant_id: int) -> bytes | None:
+        counts.calls += 1
+        counts.executions += 1  # there is no memory in front of Redis
+        menu: bytes | None = await load_menu(restaurant_id)
+        return menu
+
+    async def invalidate(restaurant_id: int) -> None:
+        await load_menu.cache.delete(op(load_menu, restaurant_id))
+
+    try:
+        yield MenuCache(load, invalidate, lambda: counts)
+    finally:
+        await load_menu.cache.client.aclose()  # cache.close() calls what redis-py has deprecated
+
+
+def _connection(redis_url: str) -> dict[str, Any]:
+    """Return *redis_url* as aiocache wants it: in parts."""
+    parts = parse_url(redis_url)
+    username = parts.get("username")
+    return {
+        "endpoint": parts.get("host", "localhost"),
+        "port": parts.get("port", 6379),
+        "db": parts.get("db", 0),
+        "password": parts.get("password"),
+        "connection_pool_kwargs": {"username": username} if username else {},
+    }

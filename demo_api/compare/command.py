@@ -1,0 +1,76 @@
+"""The command: from the arguments to the tables and the report."""
+
+import argparse
+import signal
+from datetime import datetime
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import FrameType
+
+from pydantic import ValidationError
+from rich.console import Console
+
+from ..database import DatabaseError
+from ..servers import ServerError
+from ..settings import Settings, explain
+from .comparison import Comparison
+from .options import BadOptionError, Options, parse
+from .plan import PREBUILT, plan
+from .processes import ChildError, allow_many_connections
+from .progress import LiveProgress
+from .report import Report, write
+from .tables import grids, show, target_grid
+from .targets import targets
+
+BAD_USAGE = 2
+INTERRUPTED = 130
+
+
+def compare(arguments: argparse.Namespace) -> int:
+    """Do what *arguments* ask for, and return the exit code."""
+    try:
+        options, settings = parse(arguments), Settings()
+    except BadOptionError as error:
+        return _fail(str(error), BAD_USAGE)
+    except ValidationError as error:
+        return _fail(explain(error), BAD_USAGE)
+    return _compare(options, settings)
+
+
+def _compare(options: Options, settings: Settings) -> int:
+    console = Console()
+    comparison, begun_at = Comparison(options), datetime.now().astimezone()
+    code = _measure(comparison, options, console)
+    found = comparison.measurements
+    if found:
+        reached = targets(found, settings.l2_ttl)
+        for grid in [*grids(found), target_grid(reached)]:
+            show(grid, console)
+        rate = comparison.rate if any(each.run.mode == PREBUILT for each in found) else None
+        report = Report(options, begun_at, rate, found, reached)
+        console.print(report.openness, highlight=False)
+        if not code:
+            console.print(f"The report is in {write(report)}", highlight=False, soft_wrap=True)
+    return code
+
+
+def _measure(comparison: Comparison, options: Options, console: Console) -> int:
+    allow_many_connections()
+    signal.signal(signal.SIGTERM, _interrupt)  # so that the children are stopped then as well
+    try:
+        with TemporaryDirectory() as folder, LiveProgress(plan(options), console) as progress:
+            comparison.run(progress, Path(folder))
+    except KeyboardInterrupt:
+        return _fail("interrupted; what had finished until then:", INTERRUPTED)
+    except (ChildError, DatabaseError, ServerError, OSError) as error:
+        return _fail(str(error), 1)
+    return 0
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _fail(why: str, code: int) -> int:
+    Console(stderr=True).print(why, markup=False, highlight=False, soft_wrap=True)
+    return code

@@ -1,0 +1,75 @@
+"""The comparison itself: boot the service in each mode, and run the plan on it."""
+
+import asyncio
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol
+
+from ..seeding import seed
+from ..servers import ServerUrls, embedded_servers
+from .load import generate
+from .measurement import Measurement
+from .options import Options
+from .plan import PREBUILT, SHARE_OF_CEILING, Run, Shape, plan
+from .service import running_service
+
+
+class Watcher(Protocol):
+    """Who is told how far the comparison has come."""
+
+    def booting(self, mode: str) -> None:
+        """The service is being started in *mode*."""
+
+    def running(self, run: Run) -> Callable[[], None]:
+        """A run begins; what is returned is called again and again meanwhile."""
+        ...
+
+    def finished(self, measurement: Measurement) -> None:
+        """A run has ended."""
+
+
+class Comparison:
+    """The runs of one comparison, as far as they are finished."""
+
+    def __init__(self, options: Options) -> None:
+        self.measurements: list[Measurement] = []
+        self._options = options
+
+    @property
+    def rate(self) -> float:
+        """The constant rate, in arrivals per second: a share of the ceiling that was measured."""
+        ceiling = max(each.throughput for each in self.measurements if each.run.mode == PREBUILT)
+        return round(ceiling * SHARE_OF_CEILING)
+
+    def run(self, watcher: Watcher, folder: Path) -> None:
+        """Run the plan; what has finished is in `measurements` even if this is interrupted.
+
+        Args:
+            watcher: Who is told how far it has come.
+            folder: Where the logs of the processes go.
+
+        Raises:
+            ChildError: If the service or Locust fails.
+            ServerError: If an embedded server cannot run here.
+            DatabaseError: If Postgres cannot be reached.
+        """
+        with _servers() as servers:
+            asyncio.run(seed(servers.postgres))
+            for boot in plan(self._options):
+                watcher.booting(boot.mode)
+                with running_service(boot.mode, servers, folder / "service.log") as service:
+                    for run in boot.runs:
+                        rate = self.rate if run.shape is Shape.CONSTANT_RATE else 0.0
+                        tick = watcher.running(run)
+                        found = generate(run, service, self._options, rate=rate, folder=folder, tick=tick)
+                        self.measurements.append(found)
+                        watcher.finished(found)
+
+
+@contextmanager
+def _servers() -> Iterator[ServerUrls]:
+    redis, postgres = os.environ.get("REDIS_URL", ""), os.environ.get("DATABASE_URL", "")
+    with embedded_servers(redis=not redis, postgres=not postgres) as own:
+        yield ServerUrls(redis=redis or own.redis, postgres=postgres or own.postgres)

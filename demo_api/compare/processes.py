@@ -1,0 +1,71 @@
+"""Child processes that end with the block that started them."""
+
+import os
+import resource
+import signal
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+STOP_TIMEOUT: Final = 10.0
+LINES_OF_LOG: Final = 15
+MANY_FILES: Final = 20_000
+
+
+class ChildError(Exception):
+    """A child process failed; the message ends with what it said last."""
+
+    def __init__(self, what: str, log: Path) -> None:
+        said = log.read_text(errors="replace").splitlines()[-LINES_OF_LOG:]
+        super().__init__("\n".join([f"{what}; it said last:", *said]))
+
+
+@contextmanager
+def child(
+    command: Sequence[str], *, environment: Mapping[str, str], log: Path, stop_signal: signal.Signals
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Run *command* within the block.
+
+    Args:
+        command: The program and its arguments.
+        environment: All of its environment variables.
+        log: The file that gets what it prints.
+        stop_signal: What ends it, should it still run at the end of the block.
+    """
+    with log.open("wb") as said:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=said,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            start_new_session=True,  # Ctrl-C is for us alone; we then stop the children in order
+        )
+    try:
+        yield process
+    finally:
+        _stop(process, stop_signal)
+
+
+def _stop(process: subprocess.Popen[bytes], stop_signal: signal.Signals) -> None:
+    if process.poll() is None:
+        process.send_signal(stop_signal)
+    try:
+        process.wait(STOP_TIMEOUT)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    finally:
+        with suppress(ProcessLookupError):  # whatever it may have started itself
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def allow_many_connections() -> None:
+    """Let us and our children have as many files open as the system allows: each connection is one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # Where the hard limit is unlimited, some systems refuse to have the soft one so.
+    wanted = MANY_FILES if hard == resource.RLIM_INFINITY else min(hard, MANY_FILES)
+    if soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

@@ -1,0 +1,130 @@
+"""What the service answers."""
+
+import asyncio
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any, Final
+
+import asyncpg
+from fastapi import APIRouter, HTTPException, Path, Request, Response
+from fastapi.responses import JSONResponse
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+from starlette.routing import BaseRoute, Route
+
+from .caching import MenuCache
+from .menus import MAX_ID, MenuRepository
+from .models import ItemChange, ItemSummary
+from .settings import Mode
+
+PROBE_TIMEOUT: Final = 1.0
+
+Id = Annotated[int, Path(ge=0, le=MAX_ID)]
+
+router = APIRouter()
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """What the routes use; opened when the application starts.
+
+    Attributes:
+        mode: What `GUARD` says.
+        menus: The menus in Postgres.
+        cache: The menus read through the cache.
+        pool: Connections to Postgres, to ask whether it answers.
+        redis: A connection to Redis, to ask the same.
+        prebuilt: A menu that is sent without being read.
+    """
+
+    mode: Mode
+    menus: MenuRepository
+    cache: MenuCache
+    pool: asyncpg.Pool
+    redis: Redis
+    prebuilt: bytes
+
+
+def service_of(request: Request) -> Service:
+    """Return what the application opened when it started."""
+    service: Service = request.app.state.service
+    return service
+
+
+async def read_menu(request: Request) -> Response:
+    """Return the menu of a restaurant, as it may have been some seconds ago."""
+    restaurant_id: int = request.path_params["restaurant_id"]
+    menu = await service_of(request).cache.load(restaurant_id)
+    if menu is None:
+        raise HTTPException(404, f"There is no restaurant {restaurant_id}")
+    return Response(menu, media_type="application/json")
+
+
+async def read_prebuilt_menu(request: Request) -> Response:
+    """Return bytes that are at hand: the most that this server can do, for comparison."""
+    return Response(service_of(request).prebuilt, media_type="application/json")
+
+
+# Plain routes, matched first: FastAPI's parsing and validation take longer than all else that a cached menu takes.
+menu_routes: list[BaseRoute] = [
+    Route("/restaurants/{restaurant_id:int}/menu", read_menu),
+    Route("/prebuilt/{restaurant_id:int}/menu", read_prebuilt_menu),
+]
+
+
+@router.patch("/restaurants/{restaurant_id}/items/{item_id}")
+async def change_item(restaurant_id: Id, item_id: Id, change: ItemChange, request: Request) -> ItemSummary:
+    """Change an item; whoever reads the menu after the answer sees the change."""
+    service = service_of(request)
+    item = await service.menus.update_item(restaurant_id, item_id, change)
+    if item is None:
+        raise HTTPException(404, f"Restaurant {restaurant_id} has no item {item_id}")
+    # After the commit: a read in between would bring the old menu back.
+    await service.cache.invalidate(restaurant_id)
+    return item
+
+
+@router.get("/stats")
+async def read_stats(request: Request) -> dict[str, Any]:
+    """Return what the reads have cost since the start."""
+    service = service_of(request)
+    return {
+        "mode": service.mode,
+        **asdict(service.cache.counts()),
+        "postgres_queries": service.menus.queries,
+        "guard": service.cache.stats(),
+    }
+
+
+@router.get("/healthz")
+async def is_alive() -> dict[str, str]:
+    """Answer: the process is up."""
+    return {"status": "ok"}
+
+
+@router.get("/readyz")
+async def is_ready(request: Request) -> JSONResponse:
+    """Say whether menus can be served, and which server is missing if one is."""
+    service = service_of(request)
+    postgres, redis = await _postgres_answers(service.pool), await _redis_answers(service.redis)
+    can_do_without_redis = service.mode != "aiocache"
+    status = "ready" if postgres and redis else "degraded" if postgres and can_do_without_redis else "unavailable"
+    answers = {True: "answers", False: "does not answer"}
+    content = {"status": status, "postgres": answers[postgres], "redis": answers[redis]}
+    return JSONResponse(content, status_code=503 if status == "unavailable" else 200)
+
+
+async def _postgres_answers(pool: asyncpg.Pool) -> bool:
+    try:
+        async with asyncio.timeout(PROBE_TIMEOUT):  # the wait for a connection of a busy pool included
+            await pool.fetchval("SELECT 1")
+    except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
+        return False
+    return True
+
+
+async def _redis_answers(redis: Redis) -> bool:
+    try:
+        await redis.ping()
+    except RedisError:
+        return False
+    return True

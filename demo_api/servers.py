@@ -1,0 +1,184 @@
+"""Throwaway Valkey and Postgres servers that never outlive their owner.
+
+The servers belong to a guardian, a child process in a session of its own that
+waits on a pipe to its owner. However the owner ends (return, Ctrl-C, crash,
+SIGKILL), the pipe closes, and the guardian stops the servers and deletes their folder.
+"""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Generator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+HOST: Final = "127.0.0.1"
+STOP_TIMEOUT: Final = 20.0
+POLL_INTERVAL: Final = 0.005
+
+
+class ServerError(Exception):
+    """An embedded server cannot run here; the message says why, and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerUrls:
+    """Where the embedded servers listen; empty for one that was not asked for."""
+
+    redis: str = ""
+    postgres: str = ""
+
+
+@contextmanager
+def embedded_servers(*, redis: bool = True, postgres: bool = True) -> Generator[ServerUrls]:
+    """Run a Valkey and a Postgres on free ports of the loopback interface.
+
+    Args:
+        redis: Whether to start the Valkey.
+        postgres: Whether to start the Postgres.
+
+    Yields:
+        The URLs of the servers, which answer by then.
+
+    Raises:
+        ServerError: If a wheel is missing or a server does not start.
+    """
+    wanted = ["--redis"] * redis + ["--postgres"] * postgres
+    if not wanted:
+        yield ServerUrls()
+        return
+    with guardian(wanted) as started:
+        yield ServerUrls(redis=started.get("redis", ""), postgres=started.get("postgres", ""))
+
+
+@contextmanager
+def valkey_server(*arguments: str, port: int | None = None) -> Generator["ValkeyServer"]:
+    """Run a Valkey of one's own, such as ``valkey_server("--requirepass", "secret")``.
+
+    Args:
+        arguments: Command-line options of valkey-server.
+        port: The port to listen on; a free one if it is ``None``.
+
+    Yields:
+        The server, which answers by then.
+
+    Raises:
+        ServerError: If the wheel is missing or the server does not start.
+    """
+    server = ValkeyServer(*arguments, port=port)
+    try:
+        server.start()
+        yield server
+    finally:
+        server.stop()
+
+
+class ValkeyServer:
+    """A Valkey to be killed, frozen, and started again on the same port."""
+
+    def __init__(self, *arguments: str, port: int | None = None) -> None:
+        self.port = free_port() if port is None else port
+        self._arguments = arguments
+        self._guardian = ExitStack()
+        self._pid = 0
+
+    def __repr__(self) -> str:
+        return f"<ValkeyServer port {self.port}, pid {self._pid}>"
+
+    @property
+    def url(self) -> str:
+        """The URL of the server, without credentials."""
+        return f"redis://{HOST}:{self.port}/0"
+
+    def start(self, *arguments: str) -> None:
+        """Start the server, empty; one that runs is stopped first.
+
+        Args:
+            arguments: Command-line options that replace the earlier ones, if there are any.
+        """
+        self.stop()
+        self._arguments = arguments or self._arguments
+        wanted = ["--redis", "--redis-port", str(self.port), "--", *self._arguments]
+        self._pid = self._guardian.enter_context(guardian(wanted))["redis_pid"]
+
+    def stop(self) -> None:
+        """Stop the server, in whatever state it is, and wait until it is gone."""
+        self._guardian.close()
+
+    def kill(self) -> None:
+        """Kill the server as a crash would, and wait until its port refuses connections."""
+        os.kill(self._pid, signal.SIGKILL)
+        wait_until(lambda: not is_listening(self.port), "the killed Valkey to be gone")
+
+    def freeze(self) -> None:
+        """Suspend the server: the port accepts connections, but nothing is answered."""
+        os.kill(self._pid, signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Let the frozen server go on."""
+        os.kill(self._pid, signal.SIGCONT)
+
+
+@contextmanager
+def guardian(wanted: Sequence[str]) -> Generator[dict[str, Any]]:
+    """Run a guardian; yield what it says about the servers that it started.
+
+    Args:
+        wanted: Command-line options of `demo_api.guardian`.
+    """
+    process = subprocess.Popen(
+        [sys.executable, "-m", "demo_api.guardian", *wanted],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parents[1],
+        start_new_session=True,  # else Ctrl-C would stop the servers before their owner is done with them
+    )
+    try:
+        assert process.stdout is not None
+        started: dict[str, Any] = json.loads(process.stdout.readline() or '{"error": "the guardian died"}')
+        if "error" in started:
+            raise ServerError(started["error"])
+        yield started
+    finally:
+        # A word and not only the end of the pipe, which a forked child of ours may hold open.
+        process.communicate("stop\n", timeout=STOP_TIMEOUT)
+
+
+def free_port() -> int:
+    """Return a port of the loopback interface on which nobody listens now."""
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        port: int = probe.getsockname()[1]
+    return port
+
+
+def is_listening(port: int) -> bool:
+    """Return whether *port* of the loopback interface accepts connections."""
+    with socket.socket() as probe:
+        return probe.connect_ex((HOST, port)) == 0
+
+
+def wait_until(is_so: Callable[[], bool], what: str, deadline: float = 10.0) -> None:
+    """Poll *is_so* until it holds.
+
+    Args:
+        is_so: The condition.
+        what: What is waited for, as the error is to say it.
+        deadline: Seconds after which to give up.
+
+    Raises:
+        ServerError: If *is_so* does not hold in time.
+    """
+    give_up_at = time.monotonic() + deadline
+    while not is_so():
+        if time.monotonic() > give_up_at:
+            message = f"waited {deadline:g} s in vain for {what}"
+            raise ServerError(message)
+        time.sleep(POLL_INTERVAL)
