@@ -1,0 +1,140 @@
+"""The user that all scenarios share: who asks for which menu, and when."""
+
+import itertools
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from time import perf_counter
+from typing import Protocol
+
+import gevent
+from connection import FAILURES, Connection
+from gevent.pool import Group
+from gevent.queue import SimpleQueue
+from locust import FastHttpUser, task
+from locust.exception import CatchResponseError
+from options import options_of
+from run import run
+
+# A refused connection fails at once: without a pause, users would spend a server's restart on nothing but errors.
+PAUSE_AFTER_FAILURE = 0.05
+BATCH = 1024
+GREETING = "/healthz"
+
+
+class Reader(Protocol):
+    """What a user reads menus through."""
+
+    def get(self, path: str) -> tuple[int, int]:
+        """Return the status code of a GET and the bytes received."""
+        ...
+
+    def close(self) -> None:
+        """Disconnect."""
+
+
+class MenuUser(FastHttpUser):
+    """Reads menus in a closed loop, or with `--rate` on a fixed timetable."""
+
+    abstract = True
+    network_timeout = 20.0
+    connection_timeout = 20.0
+
+    def on_start(self) -> None:
+        """Settle which ids this user asks for: they depend on the seed and on its number, not on the server."""
+        self._options = options_of(self.environment)
+        worker = getattr(self.environment.runner, "worker_index", 0)
+        self._paths = self._choose(random.Random(f"{self._options.seed}-{worker}-{run.next_user()}"))
+        self._arrivals = Group()
+
+    def on_stop(self) -> None:
+        """Stop the requests of a user that is stopped half-way."""
+        self._arrivals.kill()
+
+    def weights(self) -> Sequence[float] | None:
+        """Return how popular each restaurant is; `None` means that all are alike."""
+        return None
+
+    def connect(self) -> Reader:
+        """Return a connection to the service, not yet opened."""
+        return Connection(str(self.host), self.network_timeout)
+
+    @task
+    def read_menus(self) -> None:
+        """Read menus until the run stops."""
+        if self._options.rate:
+            self._arrive_on_time(self._options.rate)
+        else:
+            self._ask_again_and_again()
+
+    def _choose(self, source: random.Random) -> Iterator[str]:
+        options = self._options
+        paths = [options.path.format(restaurant_id=id_) for id_ in range(1, options.restaurants + 1)]
+        weights = self.weights()
+        cumulative = list(itertools.accumulate(weights)) if weights else None
+        while True:
+            yield from source.choices(paths, cum_weights=cumulative, k=BATCH)
+
+    def _ask_again_and_again(self) -> None:
+        reader = self._connected()
+        run.wait_for_start(self.environment)
+        try:
+            for path in self._paths:
+                if run.is_stopping:
+                    break
+                self._read(reader, path, perf_counter())
+        finally:
+            reader.close()
+
+    def _arrive_on_time(self, rate: float) -> None:
+        # Taken in turn, so that none is idle for so long that the server closes it.
+        readers: SimpleQueue[Reader] = SimpleQueue()
+        for _ in range(self._options.connections):
+            readers.put(self._connected())
+        run.wait_for_start(self.environment)
+        begun_at = perf_counter()
+        for arrival, path in enumerate(self._paths):
+            due_at = begun_at + arrival / rate
+            gevent.sleep(max(due_at - perf_counter(), 0))
+            if run.is_stopping:
+                break
+            self._arrivals.spawn(self._read_with_one_of, readers, path, due_at)
+        self._arrivals.join()
+
+    def _connected(self) -> Reader:
+        reader = self.connect()
+        # An answer, whatever it is, shows that the connection is not only queued but accepted. If the service
+        # is down, the first request says so, and is counted.
+        with suppress(*FAILURES):
+            reader.get(GREETING)
+        return reader
+
+    def _read_with_one_of(self, readers: SimpleQueue[Reader], path: str, due_at: float) -> None:
+        reader = readers.get()
+        try:
+            self._read(reader, path, due_at)
+        finally:
+            readers.put(reader)
+
+    def _read(self, reader: Reader, path: str, due_at: float) -> None:
+        size = 0
+        error: Exception | None = None
+        try:
+            status, size = reader.get(path)
+        except FAILURES as failure:
+            error = failure
+        else:
+            if status != 200:
+                error = CatchResponseError(f"status {status}")
+        latency = perf_counter() - due_at
+        run.samples.add(due_at, latency, is_ok=error is None)
+        self.environment.events.request.fire(
+            request_type="GET",
+            name=self._options.path,
+            response_time=latency * 1000,
+            response_length=size,
+            exception=error,
+            context={},
+        )
+        if error is not None:
+            gevent.sleep(PAUSE_AFTER_FAILURE)

@@ -1,0 +1,50 @@
+"""Rolling restart: requests go on while the service's processes are restarted one by one.
+
+    locust -f locustfiles/rolling_restart.py --host http://127.0.0.1:8000 --hosts http://127.0.0.1:8001 -u 100 -r 100
+
+With further `--hosts`, a user whose host is down goes on with the next one, as behind a load balancer;
+with one host, the failures tell how long it was away.
+"""
+
+from connection import Connection
+from load import MenuUser, Reader
+from locust import events
+from locust.argument_parser import LocustArgumentParser
+from options import options_of
+
+
+@events.init_command_line_parser.add_listener
+def add_hosts(parser: LocustArgumentParser) -> None:
+    """Add the option for further hosts."""
+    parser.add_argument("--hosts", default="", help="Further base URLs of the service, separated by commas.")
+
+
+class Failover:
+    """Connections to several hosts, of which one is in use."""
+
+    def __init__(self, hosts: list[str], timeout: float) -> None:
+        """Prepare a connection to each of *hosts*, with *timeout* in seconds."""
+        self._connections = [Connection(host, timeout) for host in hosts]
+
+    def get(self, path: str) -> tuple[int, int]:
+        """Return the answer of the first host that is there, and stay with that one."""
+        for _ in self._connections[1:]:
+            try:
+                return self._connections[0].get(path)
+            except ConnectionError:
+                self._connections.append(self._connections.pop(0))
+        return self._connections[0].get(path)
+
+    def close(self) -> None:
+        """Disconnect from all hosts."""
+        for connection in self._connections:
+            connection.close()
+
+
+class RollingRestart(MenuUser):
+    """Asks whichever host is up."""
+
+    def connect(self) -> Reader:
+        """Return a connection that goes on with the next host."""
+        further = [host.strip() for host in options_of(self.environment).hosts.split(",") if host.strip()]
+        return Failover([str(self.host), *further], self.network_timeout)

@@ -1,0 +1,109 @@
+"""The run that is on in this process: its start, its end, and its samples.
+
+All users connect first and then start together. A server accepts connections far more slowly while it
+answers requests, so that users who began at once would keep the others waiting for seconds, and
+the first latencies would tell about the accepting instead of the caches.
+"""
+
+import gc
+import itertools
+from pathlib import Path
+
+import gevent
+from gevent.event import Event
+from locust import events
+from locust.env import Environment
+from locust.runners import LocalRunner, MasterRunner, WorkerRunner
+from options import options_of
+from samples import Samples
+
+
+class Run:
+    """What one process keeps for a run."""
+
+    def __init__(self) -> None:
+        """Start before the first run."""
+        self.samples = Samples()
+        self.is_stopping = False
+        self._users = itertools.count()
+        self._gate = Event()
+        self._users_ready = 0
+        self._is_spawned = False
+
+    def begin(self) -> None:
+        """Forget the run before, and keep the garbage collector away from what lives as long as the process."""
+        self.samples.clear()
+        self.is_stopping = self._is_spawned = False
+        self._users = itertools.count()
+        self._users_ready = 0
+        self._gate.clear()
+        gc.collect()
+        gc.freeze()
+
+    def next_user(self) -> int:
+        """Return the number of a new user: 0, 1, 2, …."""
+        return next(self._users)
+
+    def wait_for_start(self, environment: Environment) -> None:
+        """Say that one more user of *environment* has connected, and wait for the others."""
+        self._users_ready += 1
+        self._open_gate_if_ready(environment)
+        self._gate.wait()
+
+    def all_spawned(self, environment: Environment) -> None:
+        """Say that no further user of *environment* will come for now."""
+        self._is_spawned = True
+        self._open_gate_if_ready(environment)
+
+    def _open_gate_if_ready(self, environment: Environment) -> None:
+        assert environment.runner is not None
+        if not self._is_spawned or self._users_ready < environment.runner.user_count or self._gate.is_set():
+            return
+        self._gate.set()
+        window = options_of(environment).window
+        if window:
+            gevent.spawn_later(window, self._end, environment)
+
+    def _end(self, environment: Environment) -> None:
+        self.is_stopping = True
+        if isinstance(environment.runner, LocalRunner):  # a worker waits for its master's word
+            environment.runner.quit()
+
+
+run = Run()
+
+
+@events.test_start.add_listener
+def begin(**_: object) -> None:
+    """Get ready for a run."""
+    run.begin()
+
+
+@events.spawning_complete.add_listener
+def all_spawned(**_: object) -> None:
+    """Let the users start as soon as they have connected."""
+    run.all_spawned(environments[0])
+
+
+environments: list[Environment] = []
+
+
+@events.init.add_listener
+def remember(environment: Environment, **_: object) -> None:
+    """Keep the environment, which Locust does not tell when the users are spawned."""
+    environments[:] = [environment]
+
+
+@events.test_stopping.add_listener
+def stop(**_: object) -> None:
+    """Send no more requests; those on their way are still measured within Locust's `--stop-timeout`."""
+    run.is_stopping = True
+
+
+@events.test_stop.add_listener
+def write_samples(environment: Environment, **_: object) -> None:
+    """Write the samples if `--record` asks for them."""
+    record = options_of(environment).record
+    if record and not isinstance(environment.runner, MasterRunner):
+        suffix = f".{environment.runner.worker_index}" if isinstance(environment.runner, WorkerRunner) else ""
+        run.samples.write(Path(f"{record}{suffix}"))

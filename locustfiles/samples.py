@@ -1,0 +1,34 @@
+"""Raw samples of a run, since Locust keeps rounded latencies only.
+
+The file is a row of native 64-bit floats, three for each request: the instant it was due
+(`time.perf_counter` seconds, one clock for all processes of a machine), its latency in seconds, and
+1 if the answer was right, else 0. `numpy.fromfile(path).reshape(-1, 3)` reads it.
+"""
+
+from array import array
+from pathlib import Path
+
+
+class Samples:
+    """The samples of one generator process."""
+
+    def __init__(self) -> None:
+        """Start empty."""
+        self._numbers = array("d")
+
+    def __len__(self) -> int:
+        """Return how many requests were sampled."""
+        return len(self._numbers) // 3
+
+    def add(self, due_at: float, latency: float, *, is_ok: bool) -> None:
+        """Add one request: when it was due, how many seconds it took, whether the answer was right."""
+        self._numbers.extend((due_at, latency, is_ok))
+
+    def clear(self) -> None:
+        """Forget the samples of an earlier run."""
+        del self._numbers[:]
+
+    def write(self, path: Path) -> None:
+        """Write all samples to *path*."""
+        with path.open("wb") as file:
+            self._numbers.tofile(file)
