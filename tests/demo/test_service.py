@@ -1,0 +1,329 @@
+import asyncio
+import logging
+import socket
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, contextmanager
+from threading import Thread
+from typing import Any
+from uuid import uuid4
+
+import asyncpg
+import httpx
+import pytest
+import uvicorn
+from redis import Redis
+
+from demo_api.app import create_app
+from demo_api.models import Menu
+from demo_api.seeding import seed
+from demo_api.servers import HOST, embedded_servers, free_port, valkey_server, wait_until
+from demo_api.settings import Mode, Settings
+
+MakeSettings = Callable[..., Settings]
+Serve = Callable[[Settings], AbstractContextManager[str]]
+
+EVERY_MODE = pytest.mark.parametrize("mode", ["off", "aiocache", "on"])
+READERS = 200
+
+
+@pytest.fixture
+def make_settings(redis_url: str, menus_url: str) -> MakeSettings:
+    """Settings of a service that nobody has used yet, with lives longer than a test."""
+    unused: dict[str, Any] = {
+        "redis_url": redis_url,
+        "database_url": menus_url,
+        "namespace": uuid4().hex,
+        "l1_ttl": 60,
+        "l2_ttl": 60,
+        "pool_size": 2,
+    }
+
+    def make(**changes: Any) -> Settings:
+        return Settings(**unused | changes)
+
+    return make
+
+
+@pytest.fixture
+def serve() -> Serve:
+    """Runs a service in a thread; gives its base URL."""
+
+    @contextmanager
+    def run(settings: Settings) -> Generator[str]:
+        config = uvicorn.Config(create_app(settings), ws="none", log_level="warning")
+        server = uvicorn.Server(config)
+        with socket.socket() as listener:
+            listener.bind((HOST, 0))
+            thread = Thread(target=server.run, args=([listener],))
+            thread.start()
+            try:
+                wait_until(lambda: server.started or not thread.is_alive(), "the service to start")
+                yield f"http://{HOST}:{listener.getsockname()[1]}"
+            finally:
+                server.should_exit = True
+                thread.join()
+
+    return run
+
+
+@pytest.fixture
+def client(serve: Serve, make_settings: MakeSettings) -> Generator[httpx.Client]:
+    """A client of a service with the guard on."""
+    with serve(make_settings()) as url, httpx.Client(base_url=url) as client:
+        yield client
+
+
+@asynccontextmanager
+async def held_back(database_url: str) -> AsyncGenerator[None]:
+    """Let no query read a restaurant before the block ends."""
+    connection = await asyncpg.connect(database_url)
+    try:
+        async with connection.transaction():
+            await connection.execute("LOCK TABLE stampede_demo.restaurants")
+            yield
+    finally:
+        await connection.close()
+
+
+async def read_at_once(settings: Settings, url: str, loads: int) -> tuple[list[httpx.Response], int]:
+    """Read one cold menu many times; Postgres answers nobody before all have asked and *loads* have begun.
+
+    Returns:
+        The responses, and how many queries they took.
+    """
+    limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(base_url=url, limits=limits, timeout=30) as client, asyncio.timeout(30):
+        stats = before = (await client.get("/stats")).json()
+        async with held_back(settings.database_url):
+            reads = [asyncio.create_task(client.get("/restaurants/7/menu")) for _ in range(READERS)]
+            while (stats["calls"], stats["loads"]) != (READERS, loads):
+                stats = (await client.get("/stats")).json()
+        responses = [await read for read in reads]
+        stats = (await client.get("/stats")).json()
+    return responses, stats["postgres_queries"] - before["postgres_queries"]
+
+
+async def test_concurrent_reads_of_a_cold_menu_cost_one_query(make_settings: MakeSettings, serve: Serve) -> None:
+    """Two hundred readers who find nothing cached share one query."""
+    settings = make_settings(guard="on")
+    with serve(settings) as url:
+        responses, queries = await read_at_once(settings, url, loads=1)
+
+    assert 1 == queries
+    assert {200} == {response.status_code for response in responses}
+    assert 1 == len({response.content for response in responses})
+
+
+async def test_without_the_guard_each_of_them_queries(make_settings: MakeSettings, serve: Serve) -> None:
+    """The same readers cost two hundred queries when the guard is off."""
+    settings = make_settings(guard="off")
+    with serve(settings) as url:
+        responses, queries = await read_at_once(settings, url, loads=READERS)
+
+    assert READERS == queries
+    assert {200} == {response.status_code for response in responses}
+
+
+def test_every_mode_serves_the_same_bytes(make_settings: MakeSettings, serve: Serve) -> None:
+    """Whatever `GUARD` says, a menu is the same body, first from Postgres and then from the cache."""
+    bodies: list[bytes] = []
+    for mode in ("off", "aiocache", "on"):
+        with serve(make_settings(guard=mode)) as url:
+            bodies += [httpx.get(f"{url}/restaurants/11/menu").content for _ in range(2)]
+
+    assert 6 == len(bodies)
+    assert 1 == len(set(bodies))
+
+
+def test_a_menu_has_all_five_levels(client: httpx.Client) -> None:
+    """The body is a `Menu` down to the options."""
+    response = client.get("/restaurants/1/menu")
+
+    menu = Menu.model_validate_json(response.content)
+    groups = [group for category in menu.categories for item in category.items for group in item.option_groups]
+    assert "application/json" == response.headers["content-type"]
+    assert 1 == menu.restaurant_id
+    assert any(group.options for group in groups)
+
+
+@EVERY_MODE
+def test_whoever_reads_after_a_change_sees_it(make_settings: MakeSettings, serve: Serve, mode: Mode) -> None:
+    """A change is answered with the new item, and the next read of the cached menu shows it."""
+    with serve(make_settings(guard=mode)) as url, httpx.Client(base_url=url) as client:
+        item = first_item(client.get("/restaurants/13/menu"))
+        price = item["price_cents"] + 5
+        changed = client.patch(f"/restaurants/13/items/{item['id']}", json={"price_cents": price})
+        seen = first_item(client.get("/restaurants/13/menu"))
+
+    assert 200 == changed.status_code
+    assert price == changed.json()["price_cents"]
+    assert price == seen["price_cents"]
+    assert item["name"] == seen["name"]
+
+
+def test_a_change_of_name_and_availability(client: httpx.Client) -> None:
+    """Whatever else the change names is changed, too."""
+    item = first_item(client.get("/restaurants/17/menu"))
+    client.patch(f"/restaurants/17/items/{item['id']}", json={"name": "Soup of the Day", "available": False})
+
+    seen = first_item(client.get("/restaurants/17/menu"))
+    assert ("Soup of the Day", False, item["price_cents"]) == (seen["name"], seen["available"], seen["price_cents"])
+
+
+@pytest.mark.parametrize("change", [{}, {"price_cents": 0}, {"name": ""}, {"price_cents": None}, {"cost": 5}])
+def test_a_change_that_makes_no_sense_is_refused(client: httpx.Client, change: dict[str, Any]) -> None:
+    """Nothing to change, a price of nothing, no name, an unknown field: 422."""
+    assert 422 == client.patch("/restaurants/1/items/1", json=change).status_code
+
+
+def test_an_item_of_another_restaurant_cannot_be_changed(client: httpx.Client) -> None:
+    """An item is found through its own restaurant alone."""
+    item = first_item(client.get("/restaurants/19/menu"))
+
+    response = client.patch(f"/restaurants/20/items/{item['id']}", json={"price_cents": 1})
+
+    assert 404 == response.status_code
+    assert item == first_item(client.get("/restaurants/19/menu"))
+
+
+@EVERY_MODE
+def test_an_unknown_restaurant(make_settings: MakeSettings, serve: Serve, mode: Mode) -> None:
+    """An id that no restaurant has is 404, with the reason."""
+    with serve(make_settings(guard=mode)) as url:
+        response = httpx.get(f"{url}/restaurants/9999/menu")
+
+    assert 404 == response.status_code
+    assert {"detail": "There is no restaurant 9999"} == response.json()
+
+
+def test_that_a_restaurant_is_unknown_is_remembered(client: httpx.Client) -> None:
+    """Asking again for an unknown restaurant costs no second query."""
+    for _ in range(3):
+        client.get("/restaurants/9999/menu")
+
+    assert 1 == client.get("/stats").json()["loads"]
+
+
+@pytest.mark.parametrize("restaurant_id", ["0", "-1", "seven", "7.0", str(2**31), "9" * 30])
+def test_an_id_that_cannot_be_one(client: httpx.Client, restaurant_id: str) -> None:
+    """Nonsense and numbers that Postgres could not hold are no restaurants either."""
+    assert 404 == client.get(f"/restaurants/{restaurant_id}/menu").status_code
+
+
+def test_the_prebuilt_menu_is_a_real_one(client: httpx.Client) -> None:
+    """The ceiling sends the very bytes that the service would read, and reads nothing."""
+    real = client.get("/restaurants/1/menu")
+    before = client.get("/stats").json()
+
+    prebuilt = client.get("/prebuilt/1/menu")
+
+    assert (real.content, real.headers["content-type"]) == (prebuilt.content, prebuilt.headers["content-type"])
+    assert before == client.get("/stats").json()
+
+
+@pytest.mark.parametrize("mode", ["off", "on"])
+def test_the_statistics_add_up(make_settings: MakeSettings, serve: Serve, mode: Mode) -> None:
+    """What memory does not answer is an execution, and an L2 hit or a load; Redis counts the same reads."""
+    with valkey_server() as valkey, Redis(port=valkey.port) as redis:
+        settings = make_settings(guard=mode, redis_url=valkey.url)
+        with serve(settings) as url, httpx.Client(base_url=url) as client:
+            for restaurant_id in (1, 2, 3, 1, 2, 1):
+                client.get(f"/restaurants/{restaurant_id}/menu")
+            first = client.get("/stats").json()
+        with serve(settings) as url, httpx.Client(base_url=url) as client:
+            for restaurant_id in (1, 2, 4):
+                client.get(f"/restaurants/{restaurant_id}/menu")
+            second = client.get("/stats").json()
+        reads = commands(redis, "get", "getrange")
+
+    assert mode == first["mode"]
+    assert (6, 3, 3, 3) == tuple(first[name] for name in ("calls", "executions", "loads", "redis_reads"))
+    assert 3 == first["guard"]["l1_hits"]
+    assert (3, 3, 1, 3) == tuple(second[name] for name in ("calls", "executions", "loads", "redis_reads"))
+    assert 2 == second["guard"]["l2_hits"]
+    assert 6 == reads
+
+
+def test_the_statistics_of_aiocache(make_settings: MakeSettings, serve: Serve) -> None:
+    """Each call is a read of Redis, and a cold one reads once more behind the lease; Redis counts the same."""
+    with valkey_server() as valkey, Redis(port=valkey.port) as redis:
+        settings = make_settings(guard="aiocache", redis_url=valkey.url)
+        with serve(settings) as url, httpx.Client(base_url=url) as client:
+            client.get("/restaurants/1/menu")
+            cold, reads_before = client.get("/stats").json(), commands(redis, "get")
+            for _ in range(4):
+                client.get("/restaurants/1/menu")
+            warm, reads_after = client.get("/stats").json(), commands(redis, "get")
+
+    names = ("calls", "executions", "loads", "redis_reads", "guard")
+    assert (1, 1, 1, 2, None) == tuple(cold[name] for name in names)
+    assert (5, 5, 1, 6, None) == tuple(warm[name] for name in names)
+    assert 4 == reads_after - reads_before
+
+
+@EVERY_MODE
+def test_a_service_with_everything_is_ready(make_settings: MakeSettings, serve: Serve, mode: Mode) -> None:
+    """With Postgres and Redis there, every mode says so."""
+    with serve(make_settings(guard=mode)) as url:
+        response = httpx.get(f"{url}/readyz")
+
+    assert 200 == response.status_code
+    assert {"status": "ready", "postgres": "answers", "redis": "answers"} == response.json()
+
+
+@pytest.mark.parametrize("mode", ["off", "on"])
+def test_a_service_does_without_redis(make_settings: MakeSettings, serve: Serve, mode: Mode) -> None:
+    """When Redis dies, the service is degraded, and still serves menus that it has never read."""
+    with valkey_server() as valkey, serve(make_settings(guard=mode, redis_url=valkey.url)) as url:
+        valkey.kill()
+        ready, menu = httpx.get(f"{url}/readyz"), httpx.get(f"{url}/restaurants/23/menu")
+
+    assert (200, "degraded", "does not answer") == (ready.status_code, ready.json()["status"], ready.json()["redis"])
+    assert 200 == menu.status_code
+
+
+def test_aiocache_does_not_do_without_redis(make_settings: MakeSettings, serve: Serve) -> None:
+    """Its lease lives in Redis alone, so without Redis the service asks for no more traffic."""
+    with valkey_server() as valkey, serve(make_settings(guard="aiocache", redis_url=valkey.url)) as url:
+        valkey.kill()
+        ready = httpx.get(f"{url}/readyz")
+
+    assert (503, "unavailable") == (ready.status_code, ready.json()["status"])
+
+
+def test_a_service_starts_without_redis(
+    make_settings: MakeSettings, serve: Serve, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A Redis that is not there at the start is one warning, and no reason not to serve."""
+    settings = make_settings(redis_url=f"redis://127.0.0.1:{free_port()}/0")
+    with caplog.at_level(logging.WARNING), serve(settings) as url:
+        ready, menu = httpx.get(f"{url}/readyz"), httpx.get(f"{url}/restaurants/29/menu")
+
+    assert "degraded" == ready.json()["status"]
+    assert 200 == menu.status_code
+    assert ["stampede_guard"] == [record.name for record in caplog.records]
+
+
+def test_a_service_cannot_do_without_postgres(make_settings: MakeSettings, serve: Serve) -> None:
+    """When Postgres dies, the service is alive but not ready."""
+    with ExitStack() as service:
+        with embedded_servers(redis=False) as urls:
+            asyncio.run(seed(urls.postgres))
+            url = service.enter_context(serve(make_settings(database_url=urls.postgres)))
+        alive, ready = httpx.get(f"{url}/healthz"), httpx.get(f"{url}/readyz")
+
+    assert (200, {"status": "ok"}) == (alive.status_code, alive.json())
+    assert 503 == ready.status_code
+    assert {"status": "unavailable", "postgres": "does not answer", "redis": "answers"} == ready.json()
+
+
+def first_item(response: httpx.Response) -> dict[str, Any]:
+    """Return the first item of a menu."""
+    item: dict[str, Any] = response.json()["categories"][0]["items"][0]
+    return item
+
+
+def commands(redis: Redis, *names: str) -> int:
+    """Return how often the server has run the commands."""
+    stats: dict[str, Any] = redis.info("commandstats")
+    return sum(stats.get(f"cmdstat_{name}", {"calls": 0})["calls"] for name in names)

@@ -1,0 +1,46 @@
+import logging
+from collections.abc import AsyncIterator, Callable, Iterator
+from urllib.parse import urlsplit
+from uuid import uuid4
+
+import pytest
+from redis.asyncio import Redis
+from wire import Wire
+
+from demo_api.servers import ValkeyServer, valkey_server
+
+
+@pytest.fixture
+def namespace() -> str:
+    """Return a namespace of the test's own: tests share a server."""
+    return uuid4().hex
+
+
+@pytest.fixture
+def valkey() -> Iterator[ValkeyServer]:
+    """Return a server that the test may kill and freeze."""
+    with valkey_server() as server:
+        yield server
+
+
+@pytest.fixture
+async def wire(redis_url: str) -> AsyncIterator[Wire]:
+    """Return a proxy to the shared server."""
+    wire = Wire(urlsplit(redis_url).port or 6379)
+    await wire.start()
+    yield wire
+    await wire.aclose()
+
+
+@pytest.fixture
+async def admin(redis_url: str) -> AsyncIterator[Redis]:
+    """Return a client of the shared server."""
+    async with Redis.from_url(redis_url) as client:
+        yield client
+
+
+@pytest.fixture
+def said(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
+    """Return what tells the lines that the package has logged so far."""
+    caplog.set_level(logging.DEBUG)
+    return lambda: [record.getMessage() for record in caplog.records if record.name == "stampede_guard"]

@@ -1,0 +1,234 @@
+"""A server that is alive and says no: wrong password, full, read-only, no permission, no room."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+from redis.asyncio import Redis
+from wire import Wire
+
+from demo_api.servers import HOST, ValkeyServer, valkey_server
+from stampede_guard import Guard
+from stampede_guard.stores import Refused
+from stampede_guard.stores.redis import RedisStore
+from stampede_guard.testing import Gate, ManualClock
+
+Said = Callable[[], list[str]]
+
+
+async def load() -> str:
+    """Load an answer."""
+    return "soup"
+
+
+async def ask(guard: Guard, op: str = "menu-7") -> str:
+    """Make a call that looks into the store, and does not stay in memory."""
+    return await guard.fetch(op, load, l2_ttl=60, returns=str)
+
+
+def patient(url: str, **options: object) -> Guard:
+    """Return a guard that waits long enough on a busy machine."""
+    return Guard(url, **{"deadline": 5, "connect_timeout": 5, "clock": ManualClock(), **options})  # type: ignore[arg-type]
+
+
+@pytest.fixture
+async def owner(valkey: ValkeyServer) -> AsyncIterator[Redis]:
+    """Return a client that may configure the test's own server."""
+    async with Redis.from_url(valkey.url) as client:
+        yield client
+
+
+@pytest.mark.parametrize("login", [":wrong@", "nobody:wrong@", ""])
+async def test_wrong_password(login: str, said: Said) -> None:
+    """A wrong password, an unknown user or none: calls go on without the store, and the log names the reason once."""
+    with valkey_server("--requirepass", "right") as server:
+        async with patient(f"redis://{login}{HOST}:{server.port}") as guard:
+            answers = [await ask(guard) for _ in range(20)]
+
+    assert ["soup"] * 20 == answers
+    assert said() == ["Redis does not answer (AuthenticationError); going on without it, probing again and again"]
+
+
+async def test_full_server_is_still_read(valkey: ValkeyServer, owner: Redis, said: Said) -> None:
+    """When Redis is out of memory, fills are refused and reads go on; each change is logged once."""
+    clock = ManualClock()
+    async with patient(valkey.url, clock=clock) as guard:
+        await ask(guard)
+        await owner.config_set("maxmemory", 1)
+        answers = [await ask(guard, f"menu-{menu_id}") for menu_id in range(20)]
+        await ask(guard)
+        hits, errors = guard.stats().l2_hits, guard.stats().l2_errors
+        await owner.config_set("maxmemory", 0)
+        clock.advance(10)
+        await ask(guard, "menu-8")
+        await ask(guard, "menu-9")
+
+    assert ["soup"] * 20 == answers
+    assert (2, 19) == (hits, errors)
+    assert said() == ["Redis refuses to write: OutOfMemoryError", "Redis accepts to write again"]
+
+
+async def test_server_on_the_brink_does_not_flood_the_log(valkey: ValkeyServer, owner: Redis, said: Said) -> None:
+    """A server that is almost full, and says yes and no by turns, is told of once."""
+    async with patient(valkey.url) as guard:
+        for number in range(20):
+            await owner.config_set("maxmemory", number % 2)
+            await ask(guard, f"menu-{number}")
+
+    assert guard.stats().l2_errors == 10
+    assert said() == ["Redis refuses to write: OutOfMemoryError"]
+
+
+async def test_refusals_cost_no_connection(valkey: ValkeyServer, owner: Redis) -> None:
+    """A refused fill is a whole answer: its connection is used on, not opened anew."""
+    await owner.config_set("maxmemory", 1)
+    async with patient(valkey.url) as guard:
+        before = (await owner.info("stats"))["total_connections_received"]
+        for menu_id in range(20):
+            await ask(guard, f"menu-{menu_id}")
+        after = (await owner.info("stats"))["total_connections_received"]
+
+    assert before == after
+
+
+async def test_full_server_still_invalidates(valkey: ValkeyServer, owner: Redis) -> None:
+    """A server that is out of memory still deletes."""
+    async with patient(valkey.url) as guard:
+        await ask(guard)
+        await owner.config_set("maxmemory", 1)
+
+        assert await guard.invalidate("menu-7")
+
+
+@pytest.fixture
+async def replica(valkey: ValkeyServer, owner: Redis) -> AsyncIterator[str]:
+    """Return the URL of a read-only replica of the test's own server, on which `menu-7` is stored."""
+    async with patient(valkey.url) as guard:
+        await ask(guard)
+    await owner.config_set("repl-diskless-sync-delay", 0)
+    with valkey_server("--replicaof", f"{HOST} {valkey.port}") as server:
+        async with Redis.from_url(server.url) as client, asyncio.timeout(20):
+            while not await client.dbsize():
+                await asyncio.sleep(0)
+        yield server.url
+
+
+async def test_read_only_replica(replica: str, said: Said) -> None:
+    """By a replica's address, what the primary stored is read; fills and invalidations are refused."""
+    async with patient(replica) as guard:
+        answers = [await ask(guard), await ask(guard, "menu-8")]
+        confirmed = await guard.invalidate("menu-8")
+
+    assert ["soup", "soup"] == answers
+    assert (1, False) == (guard.stats().l2_hits, confirmed)
+    assert said() == ["Redis refuses to write: ReadOnlyError", "Redis refuses to delete: ReadOnlyError"]
+
+
+async def test_what_could_not_be_invalidated_is_not_read(replica: str) -> None:
+    """What this process could not delete, it does not read either, though the server would give it."""
+    async with patient(replica) as guard:
+        await guard.invalidate("menu-7")
+        await ask(guard)
+
+    assert (0, 1) == (guard.stats().l2_hits, guard.stats().loads)
+
+
+@pytest.mark.parametrize(
+    ("permissions", "line"),
+    [
+        ("+set +del", "Redis refuses to read: NoPermissionError"),
+        ("+getrange +pttl +del", "Redis refuses to write: NoPermissionError"),
+    ],
+)
+async def test_user_without_permission(
+    permissions: str, line: str, valkey: ValkeyServer, owner: Redis, said: Said
+) -> None:
+    """A user that may do only half of it gets answers; the log says once which half is missing."""
+    rules = f"on >pass resetkeys ~* -@all +ping {permissions}"
+    await owner.execute_command("ACL", "SETUSER", "menus", *rules.split())
+
+    async with patient(f"redis://menus:pass@{HOST}:{valkey.port}") as guard:
+        answers = [await ask(guard) for _ in range(10)]
+
+    assert ["soup"] * 10 == answers
+    assert guard.stats().l2_errors == 10
+    assert said() == [line]
+
+
+async def test_server_without_room_for_connections(said: Said) -> None:
+    """A server that has as many clients as it takes is one that does not answer; it is used when there is room."""
+    clock = ManualClock()
+    with valkey_server("--maxclients", "1") as server:
+        async with Redis.from_url(server.url, single_connection_client=True) as occupant:
+            await occupant.ping()
+            guard = patient(server.url, clock=clock)
+            await guard.__aenter__()
+            answers = [await ask(guard) for _ in range(10)]
+        async with asyncio.timeout(20):
+            while not guard.stats().l2_hits:
+                clock.advance(2)
+                answers.append(await ask(guard))
+        await guard.__aexit__(None, None, None)
+
+    assert set(answers) == {"soup"}
+    assert said() == [
+        "Redis does not answer (ConnectionError); going on without it, probing again and again",
+        "Redis answers again",
+    ]
+
+
+async def test_server_without_the_database(valkey: ValkeyServer, said: Said) -> None:
+    """A database that the server does not have is no reason to fail, nor to use another."""
+    async with patient(f"{valkey.url.removesuffix('/0')}/99") as guard:
+        answers = [await ask(guard) for _ in range(5)]
+
+    assert ["soup"] * 5 == answers
+    assert len(said()) == 1
+
+
+async def test_all_connections_busy_is_no_failure_of_the_server(wire: Wire, namespace: str, said: Said) -> None:
+    """Operations that find no free connection in time go without the store, and do not open the breaker."""
+    gate = Gate()
+
+    async def hold(request: bytes) -> bytes:
+        if b"GETRANGE" in request:
+            await gate.passage()
+        return request
+
+    async with patient(wire.url, namespace=namespace, max_connections=1, connect_timeout=0.05) as guard:
+        wire.on_request = hold
+        first = asyncio.create_task(ask(guard, "menu-0"))
+        await gate.arrivals(1)
+        answers = [await ask(guard, f"menu-{menu_id}") for menu_id in range(1, 5)]
+        gate.open()
+        answers.append(await first)
+        await ask(guard, "menu-0")
+        stats = guard.stats()
+
+    assert ["soup"] * 5 == answers
+    assert (8, 1) == (stats.l2_errors, stats.l2_hits)
+    assert said() == []
+
+
+async def test_busy_connections_do_not_stand_for_an_answer(valkey: ValkeyServer, namespace: str, said: Said) -> None:
+    """With all connections waiting for a frozen server, the breaker opens: being busy is no sign of life."""
+    async with Guard(valkey.url, max_connections=1, clock=ManualClock()) as guard:
+        await ask(guard)
+        valkey.freeze()
+        await asyncio.gather(*(ask(guard, f"menu-{menu_id}") for menu_id in range(100)))
+        for _ in range(3):
+            await ask(guard)
+
+    assert said() == ["Redis does not answer (TimeoutError); going on without it, probing again and again"]
+
+
+async def test_refusal_is_told_by_its_code(valkey: ValkeyServer, owner: Redis) -> None:
+    """What a store says about a refusal is its code; the server's sentence may quote keys and values."""
+    await owner.config_set("maxmemory", 1)
+    store = RedisStore(valkey.url, deadline=5, connect_timeout=5)
+
+    with pytest.raises(Refused) as refusal:
+        await store.write("menu-7", b"soup", 60)
+    await store.aclose()
+
+    assert str(refusal.value) == "OutOfMemoryError"

@@ -1,0 +1,79 @@
+"""Whatever goes wrong, no password, address, key or value is told to anybody."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from demo_api.servers import HOST, ValkeyServer, free_port, valkey_server
+from stampede_guard import Guard
+
+PASSWORD = "canary-password"  # a canary
+CANARIES = (PASSWORD, "canary-value", "canary-op", "canary-user", "canary-space")
+
+
+async def load() -> bytes:
+    """Load a secret."""
+    return b"canary-value"
+
+
+async def use(guard: Guard) -> str:
+    """Use the guard in every way; return everything that it shows of itself."""
+    shown = [repr(guard)]
+    async with guard:
+        for op in ("canary-op-1", "canary-op-2"):
+            for _ in range(3):
+                await guard.fetch(op, load, l2_ttl=60, returns=bytes)
+            await guard.invalidate(op)
+        tier = guard._site().tier
+        assert tier is not None
+        shown += [repr(guard), repr(guard.stats()), repr(tier), repr(tier._store), repr(tier.breaker)]
+        shown += [repr(guard.stats().as_dict())]
+    return "".join(shown)
+
+
+async def healthy(_: ValkeyServer) -> None:
+    """Change nothing."""
+
+
+async def frozen(server: ValkeyServer) -> None:
+    """Let the server hang."""
+    server.freeze()
+
+
+async def dead(server: ValkeyServer) -> None:
+    """Kill the server."""
+    server.kill()
+
+
+@pytest.mark.parametrize("fault", [healthy, frozen, dead])
+@pytest.mark.parametrize("login", [f"default:{PASSWORD}", f"canary-user:{PASSWORD}", f":{PASSWORD}-wrong"])
+async def test_nothing_is_told(
+    login: str, fault: Callable[[ValkeyServer], Awaitable[None]], caplog: pytest.LogCaptureFixture
+) -> None:
+    """With right and wrong logins, on a healthy, hanging and dead server, logs and reprs hold no secret."""
+    caplog.set_level(logging.DEBUG)
+    with valkey_server("--requirepass", PASSWORD, "--maxmemory", "1") as server:
+        url = f"redis://{login}@{HOST}:{server.port}/1"
+        await fault(server)
+        async with asyncio.timeout(20):
+            shown = await use(Guard(url, namespace="canary-space", deadline=0.1, connect_timeout=0.1))
+
+    told = caplog.text + "".join(repr(record.args) for record in caplog.records)
+    assert [canary for canary in CANARIES if canary in told] == []
+    assert [canary for canary in (PASSWORD, "canary-value", "canary-user", str(server.port)) if canary in shown] == []
+
+
+async def test_loaders_error_drags_no_store_error_along(caplog: pytest.LogCaptureFixture) -> None:
+    """An error of the loader that follows one of the store has neither cause nor context from there."""
+
+    async def fail() -> bytes:
+        raise LookupError("no such menu")
+
+    async with Guard(f"redis://:{PASSWORD}@{HOST}:{free_port()}") as guard:
+        with pytest.raises(LookupError) as failure:
+            await guard.fetch("menu-7", fail, l2_ttl=60, returns=bytes)
+
+    assert failure.value.__cause__ is None
+    assert failure.value.__context__ is None

@@ -1,0 +1,142 @@
+"""Fault injectors: a proxy whose traffic a test can hold, change and cut, and a server that talks nonsense."""
+
+import asyncio
+import socket
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+
+HOST = "127.0.0.1"
+RESET_ON_CLOSE = struct.pack("ii", 1, 0)
+
+Hook = Callable[[bytes], Awaitable[bytes]]
+
+
+async def passes(chunk: bytes) -> bytes:
+    """Let a chunk through as it is."""
+    return chunk
+
+
+class Wire:
+    """A proxy between a store and its server.
+
+    Attributes:
+        on_request: Applied to each chunk on its way to the server; what it returns is sent.
+        on_reply: Applied to each chunk on its way back.
+        opened: How many connections were made through it.
+    """
+
+    def __init__(self, port: int) -> None:
+        self.on_request: Hook = passes
+        self.on_reply: Hook = passes
+        self.opened = 0
+        self._upstream = port
+        self._clients: set[asyncio.StreamWriter] = set()
+        self._servers: set[asyncio.StreamWriter] = set()
+        self._pumps: set[asyncio.Task[None]] = set()
+        self._serving: set[asyncio.Task[None]] = set()
+        self._server: asyncio.Server | None = None
+
+    async def start(self) -> None:
+        """Listen on a free port."""
+        self._server = await asyncio.start_server(self._serve, HOST, 0)
+
+    async def aclose(self) -> None:
+        """Cut everything, and stop listening."""
+        assert self._server is not None
+        self._server.close()
+        while self._serving:
+            for pumping in self._pumps:
+                pumping.cancel()
+            await asyncio.wait(self._serving, return_when=asyncio.FIRST_COMPLETED)
+        await self._server.wait_closed()
+
+    @property
+    def url(self) -> str:
+        """The URL of the server by way of this wire."""
+        assert self._server is not None
+        return f"redis://{HOST}:{self._server.sockets[0].getsockname()[1]}/0"
+
+    def say(self, reply: bytes) -> None:
+        """Send the store a reply that it did not ask for, on each connection."""
+        for client in self._clients:
+            client.write(reply)
+
+    def forward(self, request: bytes) -> None:
+        """Send the server *request* now, on each connection."""
+        for server in self._servers:
+            server.write(request)
+
+    def hang_up(self) -> None:
+        """Close each connection in the orderly way."""
+        for client in tuple(self._clients):
+            client.close()
+
+    def reset(self) -> None:
+        """Answer on each connection with an RST."""
+        for client in tuple(self._clients):
+            if not client.transport.is_closing():
+                client.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
+                client.transport.abort()
+
+    async def _serve(self, reader: asyncio.StreamReader, client: asyncio.StreamWriter) -> None:
+        serving = asyncio.current_task()
+        assert serving is not None
+        self._serving.add(serving)
+        self._clients.add(client)
+        self.opened += 1
+        try:
+            with suppress(OSError):
+                await self._carry(reader, client)
+        finally:
+            client.transport.abort()
+            self._clients.discard(client)
+            self._serving.discard(serving)
+
+    async def _carry(self, reader: asyncio.StreamReader, client: asyncio.StreamWriter) -> None:
+        upstream_reader, upstream = await asyncio.open_connection(HOST, self._upstream)
+        pumps = {
+            asyncio.create_task(pump(reader, upstream, self._request)),
+            asyncio.create_task(pump(upstream_reader, client, self._reply)),
+        }
+        self._pumps |= pumps
+        self._servers.add(upstream)
+        await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
+        for pumping in pumps:
+            pumping.cancel()
+        await asyncio.wait(pumps)
+        upstream.transport.abort()
+        self._pumps -= pumps
+        self._servers.discard(upstream)
+
+    async def _request(self, chunk: bytes) -> bytes:
+        return await self.on_request(chunk)  # as it is now, not as it was when the connection was made
+
+    async def _reply(self, chunk: bytes) -> bytes:
+        return await self.on_reply(chunk)
+
+
+async def pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter, hook: Hook) -> None:
+    """Carry chunks from *source* to *sink* until one of them is gone."""
+    with suppress(ConnectionError):
+        while chunk := await source.read(1 << 16):
+            sink.write(await hook(chunk))
+            await sink.drain()
+
+
+@asynccontextmanager
+async def babbling(nonsense: bytes) -> AsyncIterator[str]:
+    """Run a server that answers whatever it hears with *nonsense*; yield its URL."""
+
+    async def babble(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionError):
+            while await reader.read(1 << 16):
+                writer.write(nonsense)
+                await writer.drain()
+        writer.transport.abort()
+
+    server = await asyncio.start_server(babble, HOST, 0)
+    try:
+        yield f"redis://{HOST}:{server.sockets[0].getsockname()[1]}/0"
+    finally:
+        server.close()

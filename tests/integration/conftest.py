@@ -1,0 +1,27 @@
+from collections.abc import AsyncIterator, Callable
+from functools import partial
+from uuid import uuid4
+
+import pytest
+from redis.asyncio import Redis
+
+from stampede_guard import Guard
+
+
+@pytest.fixture
+def namespace() -> str:
+    """Return a namespace of the test's own: tests share a server."""
+    return uuid4().hex
+
+
+@pytest.fixture
+def make_guard(redis_url: str, namespace: str) -> Callable[..., Guard]:
+    """Return what makes guards over the shared server, patient enough for a busy machine."""
+    return partial(Guard, redis_url, namespace=namespace, deadline=5, connect_timeout=5)
+
+
+@pytest.fixture
+async def admin(redis_url: str) -> AsyncIterator[Redis]:
+    """Return a client that sees what is stored."""
+    async with Redis.from_url(redis_url) as client:
+        yield client

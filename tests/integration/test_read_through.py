@@ -1,0 +1,310 @@
+import re
+from collections.abc import Callable
+
+import pytest
+from redis.asyncio import Redis
+
+from stampede_guard import Guard, coalesce
+from stampede_guard._codec import key_digest
+from stampede_guard.stores._tier import key_of
+from stampede_guard.testing import ManualClock
+
+MakeGuard = Callable[..., Guard]
+
+
+async def refuse() -> str:
+    """Load nothing: what is asked for has to be in the store."""
+    raise AssertionError("loaded")
+
+
+async def test_miss_fills_the_store_for_l2_ttl(make_guard: MakeGuard, namespace: str, admin: Redis) -> None:
+    """A loaded value is stored with the life that `l2_ttl` gives it."""
+
+    async def load() -> str:
+        return "soup"
+
+    async with make_guard() as guard:
+        await guard.fetch("menu-7", load, l2_ttl=60, jitter=0, returns=str)
+
+    assert 50_000 < await admin.pttl(f"sg1:{{{namespace}:menu-7}}:v") <= 60_000
+
+
+async def test_jitter_spreads_the_life_in_the_store(make_guard: MakeGuard, namespace: str, admin: Redis) -> None:
+    """Values that are filled together do not all expire together, nor far from `l2_ttl`."""
+
+    async def load() -> str:
+        return "soup"
+
+    async with make_guard() as guard:
+        for menu_id in range(20):
+            await guard.fetch(f"menu-{menu_id}", load, l2_ttl=1000, jitter=0.1, returns=str)
+    lives = [await admin.ttl(f"sg1:{{{namespace}:menu-{menu_id}}}:v") for menu_id in range(20)]
+
+    assert all(890 < life <= 1100 for life in lives)
+    assert len(set(lives)) > 10
+
+
+async def test_sub_second_lives_are_kept_in_milliseconds(make_guard: MakeGuard, namespace: str, admin: Redis) -> None:
+    """An `l2_ttl` under a second is not rounded to none or to one."""
+
+    async def load() -> str:
+        return "soup"
+
+    async with make_guard() as guard:
+        await guard.fetch("menu-7", load, l2_ttl=0.7, jitter=0, returns=str)
+
+        assert await admin.pttl(f"sg1:{{{namespace}:menu-7}}:v") <= 700
+
+
+async def test_second_guard_reads_what_the_first_loaded(make_guard: MakeGuard) -> None:
+    """A guard elsewhere answers from the store, without loading."""
+
+    async def load() -> str:
+        return "soup"
+
+    async with make_guard() as first, make_guard() as second:
+        await first.fetch("menu-7", load, l2_ttl=60, returns=str)
+        answer = await second.fetch("menu-7", refuse, l2_ttl=60, returns=str)
+
+    assert answer == "soup"
+    assert (1, 0, 1, 0) == (
+        second.stats().l2_hits,
+        second.stats().l2_misses,
+        first.stats().l2_misses,
+        second.stats().loads,
+    )
+
+
+async def test_none_is_a_value(make_guard: MakeGuard) -> None:
+    """A stored `None` is read as the answer, not as a miss."""
+
+    async def load() -> None:
+        return None
+
+    async with make_guard() as first, make_guard() as second:
+        await first.fetch("menu-7", load, l2_ttl=60, returns=None)
+        answer = await second.fetch("menu-7", refuse, l2_ttl=60, returns=None)
+
+    assert answer is None
+    assert second.stats().l2_hits == 1
+
+
+async def test_empty_payload_is_a_value(make_guard: MakeGuard) -> None:
+    """Stored empty bytes are read as the answer, not as a miss."""
+
+    async def load() -> bytes:
+        return b""
+
+    async with make_guard() as first, make_guard() as second:
+        await first.fetch("menu-7", load, l2_ttl=60, returns=bytes)
+        answer: object = await second.fetch("menu-7", refuse, l2_ttl=60, returns=bytes)
+
+    assert answer == b""
+
+
+async def test_value_read_late_does_not_live_longer(make_guard: MakeGuard, namespace: str, admin: Redis) -> None:
+    """What has three seconds left in the store gets three in memory, not a whole `ttl`."""
+    clock = ManualClock()
+
+    async def load() -> str:
+        return "soup"
+
+    async with make_guard() as first, make_guard(clock=clock) as second:
+        await first.fetch("menu-7", load, l2_ttl=60, returns=str)
+        await admin.pexpire(f"sg1:{{{namespace}:menu-7}}:v", 3000)
+        await second.fetch("menu-7", refuse, ttl=30, l2_ttl=60, jitter=0, returns=str)
+        entry = second._site().memory.get("menu-7")
+
+    assert entry is not None
+    assert 1 < entry.fresh_until - clock() <= 3
+
+
+async def test_value_read_early_lives_for_its_ttl(make_guard: MakeGuard) -> None:
+    """What has longer left in the store than `ttl` is kept in memory for `ttl`."""
+    clock = ManualClock()
+
+    async def load() -> str:
+        return "soup"
+
+    async with make_guard() as first, make_guard(clock=clock) as second:
+        await first.fetch("menu-7", load, l2_ttl=60, returns=str)
+        await second.fetch("menu-7", refuse, ttl=5, l2_ttl=60, jitter=0, returns=str)
+        entry = second._site().memory.get("menu-7")
+
+    assert entry is not None
+    assert entry.fresh_until == clock() + 5
+
+
+async def test_value_without_expiry_is_not_kept_in_memory(make_guard: MakeGuard, namespace: str, admin: Redis) -> None:
+    """A value that somebody made permanent answers, but each time from the store."""
+
+    async def load() -> str:
+        return "soup"
+
+    async with make_guard() as first, make_guard() as second:
+        await first.fetch("menu-7", load, l2_ttl=60, returns=str)
+        await admin.persist(f"sg1:{{{namespace}:menu-7}}:v")
+        for _ in range(2):
+            await second.fetch("menu-7", refuse, ttl=5, l2_ttl=60, returns=str)
+
+    assert second.stats().l2_hits == 2
+
+
+async def test_envelope_names_its_op(make_guard: MakeGuard, namespace: str, admin: Redis) -> None:
+    """What is stored is the magic, the digest of namespace and op, the length, and the payload."""
+
+    async def load() -> bytes:
+        return b"soup"
+
+    async with make_guard() as guard:
+        await guard.fetch("menu-7", load, l2_ttl=60, returns=bytes)
+
+    digest = key_digest(f"{namespace}:menu-7")
+    assert b"SGv1" + digest + b"\x00\x00\x00\x04" + b"soup" == await admin.get(f"sg1:{{{namespace}:menu-7}}:v")
+
+
+@pytest.mark.parametrize(
+    ("op", "key"),
+    [
+        ("restaurant-fetch-701064", r"restaurant-fetch-701064"),
+        ("menu of the day", r"menu_of_the_day~[0-9a-f]{40}"),
+        ("a\r\nDEL b", r"a__DEL_b~[0-9a-f]{40}"),
+        ("crème", r"cr_me~[0-9a-f]{40}"),
+        ("{x}", r"_x_~[0-9a-f]{40}"),
+        ("m" * 201, r"m{64}~[0-9a-f]{40}"),
+    ],
+)
+async def test_keys_are_readable(op: str, key: str, make_guard: MakeGuard, namespace: str, admin: Redis) -> None:
+    """A key carries the format's version, the namespace and the op, made safe if need be."""
+
+    async def load() -> str:
+        return "soup"
+
+    async with make_guard() as guard:
+        await guard.fetch(op, load, l2_ttl=60, returns=str)
+    keys = [found.decode() async for found in admin.scan_iter(f"sg1:{{{namespace}:*", count=1000)]
+
+    assert len(keys) == 1
+    assert re.fullmatch(rf"sg1:\{{{namespace}:{key}\}}:v", keys[0])
+
+
+@pytest.mark.parametrize("op", ["m" * 140, "m" * 141, "m" * 200, "m" * 10_000, "\x00", "\N{CUSTARD}" * 300])
+def test_no_key_is_too_long_for_memcached(op: str) -> None:
+    """With the longest namespace, a key still has no more than Memcached's 250 bytes."""
+    assert len(key_of("n" * 100, op).encode()) <= 250
+
+
+async def test_namespaces_are_apart(make_guard: MakeGuard, namespace: str) -> None:
+    """Two guards with different namespaces share neither values nor invalidations."""
+
+    async def load_theirs() -> str:
+        return "theirs"
+
+    async def load_ours() -> str:
+        return "ours"
+
+    async with make_guard() as ours, make_guard(namespace=f"{namespace}-other") as theirs:
+        await theirs.fetch("menu-7", load_theirs, l2_ttl=60, returns=str)
+        answer = await ours.fetch("menu-7", load_ours, l2_ttl=60, returns=str)
+        await ours.invalidate("menu-7")
+        kept = await theirs.fetch("menu-7", refuse, l2_ttl=60, returns=str)
+
+    assert ("ours", "theirs") == (answer, kept)
+
+
+async def test_op_without_l2_ttl_stays_out_of_the_store(make_guard: MakeGuard, namespace: str, admin: Redis) -> None:
+    """An operation of a guard with a store need not use it."""
+
+    async def load() -> str:
+        return "soup"
+
+    async with make_guard() as guard:
+        await guard.fetch("menu-7", load, ttl=5)
+        await guard.fetch("menu-7", load, ttl=5)
+
+    assert not await admin.exists(f"sg1:{{{namespace}:menu-7}}:v")
+
+
+async def test_refresh_replaces_what_is_stored(make_guard: MakeGuard) -> None:
+    """A refresh does not read the store, and what it loaded is what others read."""
+    served = iter(["old", "new"])
+    guard = make_guard()
+
+    @coalesce("menu-{menu_id}", guard=guard, l2_ttl=60)
+    async def load_menu(menu_id: int) -> str:
+        return next(served)
+
+    async with guard, make_guard() as other:
+        await load_menu(7)
+        refreshed = await load_menu.refresh(7)
+        answer = await other.fetch("menu-7", refuse, l2_ttl=60, returns=str)
+
+    assert ("new", "new") == (refreshed, answer)
+
+
+async def test_invalidate_removes_from_the_store(make_guard: MakeGuard, namespace: str, admin: Redis) -> None:
+    """After an invalidation the store holds nothing, and the next call loads."""
+    served = iter(["old", "new"])
+
+    async def load() -> str:
+        return next(served)
+
+    async with make_guard() as guard:
+        await guard.fetch("menu-7", load, ttl=5, l2_ttl=60, returns=str)
+        confirmed = await guard.invalidate("menu-7")
+        left = await admin.exists(f"sg1:{{{namespace}:menu-7}}:v")
+        answer = await guard.fetch("menu-7", load, ttl=5, l2_ttl=60, returns=str)
+
+    assert (True, 0, "new") == (confirmed, left, answer)
+
+
+async def test_invalidating_what_is_not_there_is_confirmed(make_guard: MakeGuard) -> None:
+    """Nothing to delete is as good as deleted."""
+    async with make_guard() as guard:
+        assert await guard.invalidate("menu-7")
+
+
+@pytest.mark.parametrize(("size", "stored"), [(1000, 1), (1001, 0)])
+async def test_values_over_max_bytes_are_not_stored(
+    size: int, stored: int, make_guard: MakeGuard, namespace: str, admin: Redis
+) -> None:
+    """A payload of `max_bytes` is stored, one byte more is answered but not stored."""
+
+    async def load() -> bytes:
+        return b"x" * size
+
+    async with make_guard(max_bytes=1000) as guard:
+        answer = await guard.fetch("menu-7", load, l2_ttl=60, returns=bytes)
+
+    assert len(answer) == size
+    assert await admin.exists(f"sg1:{{{namespace}:menu-7}}:v") == stored
+    assert guard.stats().l2_errors == 1 - stored
+
+
+@pytest.mark.parametrize(("size", "loads"), [(1000, 0), (1001, 1), (1020, 1), (100_000, 1)])
+async def test_values_over_max_bytes_are_not_read(size: int, loads: int, make_guard: MakeGuard) -> None:
+    """Of what a more generous process stored, only payloads of up to `max_bytes` are read."""
+
+    async def load() -> bytes:
+        return b"x" * size
+
+    async with make_guard() as generous, make_guard(max_bytes=1000) as thrifty:
+        await generous.fetch("menu-7", load, l2_ttl=60, returns=bytes)
+        answer = await thrifty.fetch("menu-7", load, l2_ttl=60, returns=bytes)
+
+    assert len(answer) == size
+    assert (loads, loads) == (thrifty.stats().loads, thrifty.stats().l2_undecodable)
+
+
+async def test_one_log_line_about_large_values(make_guard: MakeGuard, caplog: pytest.LogCaptureFixture) -> None:
+    """However many values of different sizes are too large, between ones that are not, the log says so once."""
+    async with make_guard(max_bytes=1000) as guard:
+        for size in (2000, 10, 3000, 20, 4000):
+
+            async def load(size: int = size) -> bytes:
+                return b"x" * size
+
+            await guard.fetch(f"menu-{size}", load, l2_ttl=60, returns=bytes)
+
+    assert len(caplog.messages) == 1
+    assert "max_bytes=1,000" in caplog.messages[0]

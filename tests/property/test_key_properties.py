@@ -1,0 +1,269 @@
+"""Keys and envelopes: what is different stays different, whatever people pass."""
+
+import struct
+from collections.abc import Iterator
+from contextvars import Context, ContextVar
+from decimal import Decimal
+from itertools import combinations, product
+from pathlib import PurePosixPath
+from typing import Any, NamedTuple
+
+import msgspec
+import pytest
+from hypothesis import assume, example, given
+from hypothesis import strategies as st
+
+from stampede_guard._canonical import canonical, text_of
+from stampede_guard._codec import key_digest, seal, unseal
+from stampede_guard._keys import KeySpec, compile_key
+from stampede_guard._operation import Operation
+from stampede_guard._policy import Policy
+from stampede_guard._stats import Counters
+from stampede_guard._template import _SEPARATORS, may_meet
+
+HEADER = 4 + 16 + 4
+tenant: ContextVar[str] = ContextVar("tenant")
+
+
+class Point(NamedTuple):
+    x: Any
+    y: Any
+
+
+class Box(msgspec.Struct):
+    content: Any
+
+
+# Characters that mean something in a key, in a literal, or to an encoder.
+tricky = st.text(st.sampled_from("ab1.~%-:#@,'\"\\()[]{}= \n\0é\u0301\ud800"), max_size=4)
+strings = st.one_of(tricky, st.text(st.characters(exclude_categories=()), max_size=4))
+scalars = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-3, 3),
+    st.integers(),
+    st.floats(allow_nan=False),
+    strings,
+    st.binary(max_size=3),
+    st.decimals(allow_nan=False, places=2),
+    st.uuids(),
+    st.datetimes(timezones=st.one_of(st.none(), st.timezones())),
+    st.times(timezones=st.one_of(st.none(), st.timezones())),
+    st.dates(),
+    st.timedeltas(),
+    tricky.map(PurePosixPath),
+)
+hashable = st.recursive(
+    scalars,
+    lambda inner: st.one_of(st.lists(inner, max_size=3).map(tuple), st.frozensets(inner, max_size=3)),
+    max_leaves=4,
+)
+values = st.recursive(
+    st.one_of(scalars, hashable),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.lists(inner, max_size=3).map(tuple),
+        st.dictionaries(hashable, inner, max_size=3),
+        st.builds(Point, inner, inner),
+        st.builds(Box, inner),
+    ),
+    max_leaves=6,
+)
+
+
+def content(value: Any) -> Any:  # noqa: PLR0911  # a table of kinds
+    """Return what makes *value* different from others, as something to compare: the types, and no text of our own."""
+    kind = type(value)
+    if isinstance(value, Box):
+        return kind, content(value.content)
+    if isinstance(value, list | tuple):
+        return kind, tuple(map(content, value))
+    if isinstance(value, set | frozenset):
+        return kind, frozenset(map(content, value))
+    if isinstance(value, dict):
+        return kind, frozenset((content(key), content(item)) for key, item in value.items())
+    if isinstance(value, float):
+        return kind, struct.pack(">d", value)
+    if isinstance(value, Decimal):
+        return kind, value.as_tuple()
+    zone = getattr(value, "tzinfo", None)
+    if zone is not None:
+        return kind, value.replace(tzinfo=None), value.utcoffset(), getattr(zone, "key", None)
+    return kind, value
+
+
+async def one(value: Any) -> None:
+    """Take one argument."""
+
+
+async def two(left: Any, right: Any) -> None:
+    """Take two."""
+
+
+async def three(a: Any, b: Any, c: Any) -> None:
+    """Take three."""
+
+
+class Method:
+    async def three(self, a: Any, b: Any, c: Any) -> None: ...
+
+
+@given(st.lists(values, min_size=2, max_size=6))
+def test_canonical_is_injective(several: list[Any]) -> None:
+    """Values have one text if, and only if, their types and contents are the same, however nested."""
+    assert len({content(value) for value in several}) == len({canonical(value) for value in several})
+
+
+@given(values, values)
+@example(1, True)  # noqa: FBT003
+@example(1, 1.0)
+@example("1", 1)
+@example(("a,b",), ("a", "b"))
+@example({"a": {1}}, {"a": (1,)})
+def test_derived_keys_are_injective(mine: Any, theirs: Any) -> None:
+    """Two calls have one derived op if, and only if, their arguments are the same."""
+    build = compile_key(one, None).build
+
+    assert (content(mine) == content(theirs)) == (build(mine) == build(theirs))
+
+
+@given(st.tuples(values, values), st.tuples(values, values))
+def test_derived_keys_keep_arguments_apart(mine: tuple[Any, Any], theirs: tuple[Any, Any]) -> None:
+    """No text of one argument reaches into the next."""
+    build = compile_key(two, None).build
+
+    assert (content(mine) == content(theirs)) == (build(*mine) == build(*theirs))
+
+
+@given(st.tuples(strings, strings), st.tuples(strings, strings))
+@example(("a-b", "c"), ("a", "b-c"))
+@example(("", "-"), ("-", ""))
+@example(("~empty", ""), ("", "~empty"))
+@example(("é", "x"), ("e\u0301", "x"))
+@pytest.mark.parametrize("template", ["{left}-{right}", "{left}:x:{right}", "é{left}-~-{right}-"])
+def test_template_keys_are_injective(template: str, mine: tuple[str, str], theirs: tuple[str, str]) -> None:
+    """Two calls with strings have one op if, and only if, the strings are the same."""
+    build = compile_key(two, template).build
+
+    assert (mine == theirs) == (build(*mine) == build(*theirs))
+
+
+@given(values)
+def test_text_fits_between_separators(value: Any) -> None:
+    """The text of a value in a template is never empty, and holds no separator."""
+    text = text_of(value)
+
+    assert text
+    assert _SEPARATORS.search(text) is None
+
+
+@given(values)
+def test_text_is_plain_ascii(value: Any) -> None:
+    """The text of a value holds nothing that a store, a log or a terminal could take for more than text."""
+    text = text_of(value)
+
+    assert text.isascii()
+    assert text.isprintable()
+    assert " " not in text
+
+
+def small_templates() -> Iterator[KeySpec]:
+    """Yield every key of up to three words, with all that may be appended to it."""
+    for number in (1, 2, 3):
+        for words in product(["a", None], repeat=number):
+            for separators in product(["-", "@", "-@", "#"], repeat=number - 1):
+                for end in ("", "-"):
+                    names = iter("abc")
+                    filled = [word or f"{{{next(names)}}}" for word in words]
+                    text = "".join(map("".join, zip(filled, [*separators, end], strict=True)))
+                    ignored = tuple(names)
+                    for function, vary in product([three, Method.three], [(), (tenant,)]):
+                        yield compile_key(function, text, ignore=ignored, vary=vary)
+
+
+def test_templates_that_never_meet_share_no_op() -> None:
+    """Two functions whose templates are held apart never have an op in common: all small ones, with each other."""
+    instance, context = Method(), Context()
+    context.run(tenant.set, "a")
+    specs: dict[str, list[KeySpec]] = {}
+    for spec in small_templates():
+        receiver = [instance] if spec.is_local else []
+        for op in {context.run(spec.build, *receiver, *words) for words in product(["a", "-", ""], repeat=3)}:
+            specs.setdefault(op, []).append(spec)
+    rivals = {(mine.shape, theirs.shape) for sharing in specs.values() for mine, theirs in combinations(sharing, 2)}
+
+    assert len(rivals) > 1_000
+    assert [] == [(mine, theirs) for mine, theirs in rivals if not may_meet(mine, theirs)]
+
+
+word_shapes = st.lists(st.sampled_from(["a", "b", "~empty", None]), min_size=1, max_size=4)
+
+
+@given(word_shapes, word_shapes)
+def test_shapes_that_meet_have_a_text_in_common(mine: list[str | None], theirs: list[str | None]) -> None:
+    """Templates are not refused for nothing: when shapes meet, there is a text that fits both."""
+    shapes = [tuple(part for word in words for part in (word, "-")) for words in (mine, theirs)]
+    fits = len(mine) == len(theirs) and all(a == b or None in (a, b) for a, b in zip(mine, theirs, strict=True))
+
+    assert fits == may_meet(shapes[0], shapes[1])
+
+
+# ── Envelopes ────────────────────────────────────────────────────────────────────────────────────
+
+
+@given(strings, st.binary(max_size=64))
+def test_envelope_round_trip(key: str, payload: bytes) -> None:
+    """What was sealed for a key comes back for it."""
+    assert payload == unseal(key, seal(key, payload))
+
+
+@given(strings, strings, st.binary(max_size=64))
+def test_envelope_of_another_key_is_refused(mine: str, theirs: str, payload: bytes) -> None:
+    """What was sealed for one key is nothing for another."""
+    assume(mine != theirs)
+
+    assert unseal(theirs, seal(mine, payload)) is None
+
+
+@given(strings, st.binary(max_size=64), st.integers(0, HEADER - 1), st.integers(1, 255))
+def test_changed_header_is_refused(key: str, payload: bytes, position: int, change: int) -> None:
+    """Every byte of the header counts: whichever is changed, the envelope is nothing."""
+    envelope = bytearray(seal(key, payload))
+    envelope[position] ^= change
+
+    assert unseal(key, bytes(envelope)) is None
+
+
+@given(strings, st.binary(max_size=64), st.data())
+def test_cut_or_prolonged_envelope_is_refused(key: str, payload: bytes, data: st.DataObject) -> None:
+    """An envelope that did not arrive whole, or was followed by something else, is nothing."""
+    envelope = seal(key, payload)
+    cut = envelope[: data.draw(st.integers(0, len(envelope) - 1))]
+    prolonged = envelope + data.draw(st.binary(min_size=1, max_size=8))
+
+    assert unseal(key, cut) is None
+    assert unseal(key, prolonged) is None
+
+
+@given(strings, st.binary(max_size=64))
+def test_foreign_bytes_are_no_envelope(key: str, foreign: bytes) -> None:
+    """Bytes that somebody else wrote are nothing, and never an error."""
+    assert unseal(key, foreign) is None
+
+
+@given(st.lists(strings, min_size=2, max_size=6, unique=True))
+def test_digests_differ(keys: list[str]) -> None:
+    """Two keys have two digests."""
+    assert len(keys) == len({key_digest(key) for key in keys})
+
+
+@pytest.mark.parametrize(
+    "annotation", [bytes, str, int, list[dict[str, int]], Decimal, Point, tuple[int, str]], ids=str
+)
+@given(foreign=st.binary(max_size=64))
+def test_foreign_payloads_never_raise(annotation: Any, foreign: bytes) -> None:
+    """Whatever bytes a store gives back, they are a value of the annotation, or a miss that is counted."""
+    operation = Operation("fuzz", Policy(isolate=True), Counters(), annotation=lambda: annotation)
+    decoded = operation.decode(foreign)
+
+    assert operation.counters.l2_undecodable == (decoded is None)

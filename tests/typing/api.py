@@ -1,0 +1,278 @@
+"""What type checkers must see in the public names. Never executed; read by mypy and pyright, both strict.
+
+A line that must not pass has a `type: ignore`, and both checkers are told to report one that is not needed.
+"""
+
+# pyright: strict, reportUnnecessaryTypeIgnoreComment=true
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, assert_type
+
+from stampede_guard import Coalesced, Codec, Entry, Guard, Scoreboard, Stats, WaitTimeout, coalesce
+from stampede_guard.stores import Store
+from stampede_guard.testing import FaultStore, ManualClock
+
+tenant: ContextVar[str] = ContextVar("tenant")
+
+
+@dataclass
+class Menu:
+    """An answer."""
+
+    restaurant_id: int
+
+
+class MenuCodec:
+    """A codec of a user's own."""
+
+    def encode(self, value: Menu) -> bytes:
+        """Return bytes."""
+        return str(value.restaurant_id).encode()
+
+    def decode(self, payload: bytes) -> Menu:
+        """Return the menu."""
+        return Menu(int(payload))
+
+
+guard = Guard("redis://localhost:6379/0", namespace="menus", deadline=timedelta(milliseconds=150), rollout=0.25)
+in_memory = Guard(maxsize=100, clock=ManualClock())
+with_store = Guard(lambda: FaultStore(ManualClock()))
+codec: Codec = MenuCodec()
+store: Store = FaultStore(ManualClock())
+
+
+# ── Functions ────────────────────────────────────────────────────────────────────────────────────
+
+
+@coalesce
+async def bare(base: str, quote: str = "USD", *, scale: int = 1) -> float:
+    """Decorated bare."""
+    return len(base + quote) / scale
+
+
+@coalesce("restaurant-fetch-{restaurant_id}", guard=guard, ttl=5, l2_ttl=timedelta(seconds=10))
+async def load_menu(restaurant_id: int) -> Menu:
+    """Decorated with a template."""
+    return Menu(restaurant_id)
+
+
+def key_of_menu(restaurant_id: int, db: object) -> str:
+    """Return an op."""
+    return f"menu-{restaurant_id}"
+
+
+@coalesce(
+    key=key_of_menu,
+    jitter=0,
+    load_timeout=None,
+    wait_timeout=0.5,
+    on_abandon="cancel",
+    isolate=True,
+    ignore=("db",),
+    vary=[tenant],
+    inherit_context=True,
+    codec=MenuCodec(),
+)
+async def with_everything(restaurant_id: int, db: object) -> Menu | None:
+    """Decorated with every option."""
+    return None
+
+
+async def calls() -> None:
+    """The result is the function's, and so are the parameters."""
+    assert_type(await load_menu(7), Menu)
+    assert_type(await load_menu(restaurant_id=7), Menu)
+    assert_type(await bare("EUR"), float)
+    assert_type(await bare("EUR", quote="CHF", scale=2), float)
+    assert_type(await with_everything(7, db=object()), Menu | None)
+    assert_type(await asyncio.create_task(load_menu(7)), Menu)
+    assert_type(await asyncio.gather(load_menu(7), bare("EUR")), tuple[Menu, float])
+    as_function: Callable[[int], Awaitable[Menu]] = load_menu
+    assert_type(await as_function(7), Menu)
+
+
+async def wrong_calls() -> None:
+    """A call that the function does not allow is an error."""
+    await load_menu("x")  # type: ignore[arg-type]
+    await load_menu()  # type: ignore[call-arg]
+    await load_menu(7, 8)  # type: ignore[call-arg]
+    await load_menu(id=7)  # type: ignore[call-arg]
+    await bare("EUR", "CHF", 2)  # type: ignore[call-arg]
+    await bare("EUR", scale="2")  # type: ignore[arg-type]
+
+
+async def beside_the_call() -> None:
+    """Everything else on the function takes the same arguments."""
+    assert_type(load_menu.key(7), str)
+    assert_type(load_menu.peek(7), Entry[Menu] | None)
+    assert_type(await load_menu.refresh(7), Menu)
+    assert_type(await load_menu.bypass(7), Menu)
+    assert_type(await load_menu.invalidate(7), bool)
+    assert_type(load_menu.guard, Guard)
+    entry = load_menu.peek(7)
+    if entry is not None:
+        assert_type(entry.value, Menu)
+        assert_type(entry.fresh_until, float)
+    load_menu.key("x")  # type: ignore[arg-type]
+    load_menu.peek("x")  # type: ignore[arg-type]
+    await load_menu.refresh("x")  # type: ignore[arg-type]
+    await load_menu.bypass("x")  # type: ignore[arg-type]
+    await load_menu.invalidate()  # type: ignore[call-arg]
+
+
+def types_of_functions() -> None:
+    """A coalesced function has a type that can be written down."""
+    written: Coalesced[[int], Menu] = load_menu
+    assert_type(written.key(7), str)
+
+
+# ── Methods ──────────────────────────────────────────────────────────────────────────────────────
+
+
+class Menus:
+    """Has a method of each kind."""
+
+    @coalesce("own-{restaurant_id}", ttl=5)
+    async def own(self, restaurant_id: int) -> Menu:
+        """Coalesced per instance."""
+        return Menu(restaurant_id)
+
+    @coalesce
+    async def bare(self, restaurant_id: int) -> Menu:
+        """Coalesced bare."""
+        return Menu(restaurant_id)
+
+    @coalesce
+    @classmethod
+    async def of_class(cls, restaurant_id: int) -> Menu:
+        """Coalesced per class."""
+        return Menu(restaurant_id)
+
+    @coalesce(ttl=5)
+    @classmethod
+    async def of_class_with_options(cls, restaurant_id: int) -> Menu:
+        """Coalesced per class, with options."""
+        return Menu(restaurant_id)
+
+    @coalesce
+    @staticmethod
+    async def alone(restaurant_id: int) -> Menu:
+        """Coalesced for all."""
+        return Menu(restaurant_id)
+
+    @staticmethod
+    @coalesce("static-{restaurant_id}")
+    async def alone_inside(restaurant_id: int) -> Menu:
+        """Coalesced for all, the other way round."""
+        return Menu(restaurant_id)
+
+
+class More(Menus):
+    """Inherits them."""
+
+
+async def methods(menus: Menus, more: More) -> None:
+    """A method is bound, and keeps its parameters but the first."""
+    assert_type(await menus.own(7), Menu)
+    assert_type(await menus.bare(restaurant_id=7), Menu)
+    assert_type(await more.own(7), Menu)
+    assert_type(await Menus.own(menus, 7), Menu)
+    written: Coalesced[[int], Menu] = menus.own
+    assert_type(written.key(7), str)
+    assert_type(menus.own.key(7), str)
+    assert_type(menus.own.peek(7), Entry[Menu] | None)
+    assert_type(await menus.own.refresh(7), Menu)
+    assert_type(await menus.own.bypass(7), Menu)
+    assert_type(await menus.own.invalidate(7), bool)
+    await menus.own("x")  # type: ignore[arg-type]
+    await menus.own()  # type: ignore[call-arg]
+    await menus.own.invalidate(menus, 7)  # type: ignore[call-arg, arg-type]
+
+
+async def class_methods(menus: Menus) -> None:
+    """A class method is bound to its class."""
+    assert_type(await Menus.of_class(7), Menu)
+    assert_type(await menus.of_class(7), Menu)
+    assert_type(await More.of_class_with_options(7), Menu)
+    assert_type(await Menus.of_class.refresh(7), Menu)
+    assert_type(await Menus.of_class.invalidate(7), bool)
+    await Menus.of_class("x")  # type: ignore[arg-type]
+
+
+async def static_methods() -> None:
+    """A static method is bound to nothing (taken from an instance, pyright alone knows that)."""
+    assert_type(await Menus.alone(7), Menu)
+    assert_type(await Menus.alone_inside(7), Menu)
+    assert_type(await Menus.alone_inside.refresh(7), Menu)
+    await Menus.alone("x")  # type: ignore[arg-type]
+
+
+# ── Wrong decorations ────────────────────────────────────────────────────────────────────────────
+
+
+def sync(restaurant_id: int) -> Menu:
+    """Not async."""
+    return Menu(restaurant_id)
+
+
+coalesce(sync)  # type: ignore[arg-type]
+coalesce(ttl="5")  # type: ignore[call-overload]
+coalesce(on_abandon="stop")  # type: ignore[call-overload]
+coalesce(tll=5)  # type: ignore[call-overload]
+coalesce(vary=tenant)  # type: ignore[call-overload]
+coalesce(codec=7)  # type: ignore[call-overload]
+
+
+# ── Without a decorator ──────────────────────────────────────────────────────────────────────────
+
+
+async def guards() -> None:
+    """A guard is entered as itself, and fetches what the load returns."""
+    async with guard as entered:
+        assert_type(entered, Guard)
+        assert_type(await guard.fetch("op-7", lambda: load_menu.bypass(7), ttl=5), Menu)
+        assert_type(await guard.fetch("op-8", with_nothing, l2_ttl=5, returns=Menu), Menu | None)
+        assert_type(await guard.invalidate("op-7"), bool)
+        await guard.fetch(7, with_nothing)  # type: ignore[arg-type]
+        await guard.fetch("op-9", load_menu)  # type: ignore[arg-type]
+        await guard.fetch("op-9", sync)  # type: ignore[arg-type]
+    guard.enabled = False
+    guard.rollout = 0.5
+    stats = guard.stats()
+    assert_type(stats, Stats)
+    assert_type(stats.calls, int)
+    assert_type(stats.operations["op"].loads, int)
+    assert_type(stats.as_dict(), dict[str, object])
+
+
+async def with_nothing() -> Menu | None:
+    """Return nothing."""
+    return None
+
+
+async def scoreboards() -> None:
+    """The bare debouncer returns what the load returns."""
+    board = Scoreboard(load_timeout=timedelta(seconds=1), wait_timeout=0.5, on_abandon="cancel")
+    assert_type(await board.debounce("menu-7", lambda: load_menu.bypass(7)), Menu)
+    assert_type(await board.debounce("menu-7", with_nothing), Menu | None)
+    assert_type(board.stats(), Stats)
+    await board.debounce(7, with_nothing)  # type: ignore[arg-type]
+    await board.debounce("menu-7", sync)  # type: ignore[arg-type]
+
+
+async def errors() -> None:
+    """A timeout of one's own is a `TimeoutError`."""
+    try:
+        await load_menu(7)
+    except WaitTimeout as error:
+        caught: TimeoutError = error
+        raise caught from None
+
+
+def plain(guard: Guard, values: dict[str, Any]) -> None:
+    """Options that are put together elsewhere may be passed on."""
+    coalesce("menu-{restaurant_id}", guard=guard, **values)

@@ -1,0 +1,380 @@
+import enum
+import gc
+from dataclasses import dataclass, field, make_dataclass
+from datetime import UTC, date, datetime, time, timedelta, timezone
+from decimal import Decimal
+from ipaddress import IPv4Address, IPv4Interface, IPv6Address
+from pathlib import PurePosixPath, PureWindowsPath
+from typing import Any, NamedTuple
+from uuid import UUID
+from zoneinfo import ZoneInfo
+
+import attrs
+import msgspec
+import pytest
+
+from stampede_guard import InvalidKey
+from stampede_guard import _canonical as canonical_module
+from stampede_guard._canonical import canonical, class_name, identity, text_of
+
+
+class Colour(enum.Enum):
+    RED = 1
+    GREEN = 2
+
+
+class Level(enum.IntEnum):
+    LOW = 1
+
+
+class Right(enum.IntFlag):
+    READ = 1
+    WRITE = 2
+
+
+class Point(NamedTuple):
+    x: int
+    y: int
+
+
+class UserId(int):
+    pass
+
+
+class Slug(str):
+    __slots__ = ()
+
+
+class Masked(str):
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return "***"
+
+    __repr__ = __str__
+
+
+class MaskedNumber(int):
+    def __int__(self) -> int:
+        return 0
+
+    __index__ = __int__
+
+    def __str__(self) -> str:
+        return "***"
+
+    __repr__ = __str__
+
+
+@dataclass(frozen=True)
+class Query:
+    text: str
+    page: int = 1
+    trace: str = field(default="", compare=False)
+
+
+@dataclass(eq=False)
+class Session:
+    url: str
+
+
+@attrs.frozen
+class Filter:
+    tag: str
+    trace: str = attrs.field(default="", eq=False)
+
+
+@attrs.define(eq=False)
+class Pool:
+    size: int
+
+
+class Place(msgspec.Struct):
+    lat: float
+    lon: float
+
+
+class Handle(msgspec.Struct, eq=False):
+    number: int
+
+
+class Plain:
+    pass
+
+
+BERLIN, PARIS = ZoneInfo("Europe/Berlin"), ZoneInfo("Europe/Paris")
+NOON = datetime(2026, 3, 1, 12, tzinfo=BERLIN)
+MODULE = __name__
+
+
+@pytest.mark.parametrize(
+    ("expected", "value"),
+    [
+        ("None", None),
+        ("True", True),
+        ("1", 1),
+        ("-1", -1),
+        ("1.0", 1.0),
+        ("inf", float("inf")),
+        ("complex(1.0,-2.0)", 1 - 2j),
+        ("'1'", "1"),
+        ('"it\'s"', "it's"),
+        (r"'\ud800'", "\ud800"),
+        ("b'1'", b"1"),
+        ("(1,'a')", (1, "a")),
+        ("()", ()),
+        ("[1,[2]]", [1, [2]]),
+        ("{'a':1,'b':2}", {"b": 2, "a": 1}),
+        ("set(1,2)", {2, 1}),
+        ("frozenset()", frozenset()),
+        ("decimal.Decimal('1.0')", Decimal("1.0")),
+        ("uuid.UUID('00000000-0000-0000-0000-000000000007')", UUID(int=7)),
+        ("datetime.date('2026-03-01')", date(2026, 3, 1)),
+        ("datetime.datetime('2026-03-01 12:00:00+00:00')", datetime(2026, 3, 1, 12, tzinfo=UTC)),
+        ("datetime.datetime('2026-03-01 12:00:00+01:00[Europe/Berlin]')", NOON),
+        ("datetime.time('12:00:00')", time(12)),
+        ("datetime.timedelta('1:00:00')", timedelta(hours=1)),
+        ("ipaddress.IPv4Address('10.0.0.1')", IPv4Address("10.0.0.1")),
+        ("ipaddress.IPv6Address('::1')", IPv6Address("::1")),
+        ("ipaddress.IPv4Interface('10.0.0.1/8')", IPv4Interface("10.0.0.1/8")),
+        (f"{MODULE}.Colour.RED", Colour.RED),
+        (f"{MODULE}.Level.LOW", Level.LOW),
+        (f"{MODULE}.Right.READ|WRITE", Right.READ | Right.WRITE),
+        (f"{MODULE}.Right.8", Right(8)),
+        (f"{MODULE}.Point((1,2))", Point(1, 2)),
+        (f"{MODULE}.UserId(7)", UserId(7)),
+        (f"{MODULE}.Slug('a')", Slug("a")),
+        (f"{MODULE}.Query(text='a',page=1)", Query("a")),
+        (f"{MODULE}.Filter(tag='a')", Filter("a")),
+        (f"{MODULE}.Place(lat=1.0,lon=2.0)", Place(1.0, 2.0)),
+        (f"{MODULE}.Plain", Plain),
+        ("builtins.int", int),
+    ],
+)
+def test_canonical_writes_a_value(expected: str, value: Any) -> None:
+    """What is compared by its content has a text, which names its type unless the text shows it."""
+    assert expected == canonical(value)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        (1, 1.0, True, "1", b"1", Decimal(1), UserId(1), Level.LOW, 1 + 0j),
+        ("", b"", None, (), [], {}, set(), frozenset()),
+        (("a", "b"), ("a,b",), ("a','b",), "a','b", ["a", "b"]),
+        ({"a": 1}, {"a:1"}, [("a", 1)], {"a": "1"}),
+        ("é", "e\u0301", "e"),
+        (PurePosixPath("a/b"), PureWindowsPath("a/b"), "a/b"),
+        (Right(0), Right(8), Right(16), Right.READ, Right(9)),
+        (time(12, tzinfo=BERLIN), time(12, tzinfo=PARIS), time(12)),
+        (NOON, NOON.astimezone(PARIS), NOON.astimezone(timezone(timedelta(hours=1)))),
+        (0.0, -0.0),
+        (Query("a"), Query("a", 2), ("a", 1)),
+    ],
+    ids=lambda values: repr(values[0]),
+)
+def test_canonical_tells_apart(values: tuple[Any, ...]) -> None:
+    """Values that a function could answer differently have different texts."""
+    assert len(values) == len({canonical(value) for value in values})
+
+
+@pytest.mark.parametrize(
+    ("value", "equal"),
+    [
+        ({"a": 1, "b": 2}, {"b": 2, "a": 1}),
+        ({0, 8}, {8, 0}),  # they share a slot, so each set yields first what came first
+        (frozenset([0, 8]), frozenset([8, 0])),
+        (Query("a", trace="x"), Query("a", trace="y")),
+        (Filter("a", trace="x"), Filter("a", trace="y")),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_canonical_of_equals_is_equal(value: Any, equal: Any) -> None:
+    """Neither an order that equality ignores, nor a field that it ignores, shows in the text."""
+    assert canonical(value) == canonical(equal)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        Plain(),
+        [Plain()],
+        {"a": Plain()},
+        Session("redis://"),
+        Pool(4),
+        Handle(1),
+        bytearray(b"a"),
+        range(3),
+        len,
+        test_canonical_of_equals_is_equal,
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_canonical_refuses_what_has_no_content(value: Any) -> None:
+    """What is compared by identity, or could be changed behind our back, is refused, however deep it lies."""
+    with pytest.raises(InvalidKey, match="pass a key template"):
+        canonical(value)
+
+
+@pytest.mark.parametrize("write", [canonical, text_of])
+@pytest.mark.parametrize(
+    ("one", "two"), [(Masked("one"), Masked("two")), (MaskedNumber(1), MaskedNumber(2))], ids=["text", "number"]
+)
+def test_what_is_hidden_from_view_counts(write: Any, one: Any, two: Any) -> None:
+    """A secret that does not show itself in logs is told apart from another all the same."""
+    assert write(one) != write(two)
+
+
+def test_canonical_names_the_refused_type() -> None:
+    """The error says which type of argument it was."""
+    with pytest.raises(InvalidKey, match=rf"of type {MODULE}\.Plain has no canonical form"):
+        canonical(Plain())
+
+
+@pytest.mark.parametrize("write", [canonical, text_of])
+@pytest.mark.parametrize("value", [float("nan"), Decimal("NaN"), Decimal("sNaN"), complex(0, float("nan"))])
+def test_nan_is_refused(write: Any, value: Any) -> None:
+    """A value that differs from itself cannot find its answer again."""
+    with pytest.raises(InvalidKey, match="NaN"):
+        write(value)
+
+
+def test_canonical_refuses_classes_with_possible_namesakes() -> None:
+    """Two classes made by one factory have one name, so neither can stand in a key."""
+
+    class Local:
+        pass
+
+    with pytest.raises(InvalidKey, match="is made inside a function"):
+        canonical(Local)
+
+
+def test_canonical_writes_generated_dataclasses() -> None:
+    """A dataclass needs no source of its own."""
+    made = make_dataclass("Made", ["a"])
+
+    assert f"{made.__module__}.Made(a=1)" == canonical(made(1))
+
+
+@pytest.mark.parametrize(
+    ("expected", "value"),
+    [
+        ("7", 7),
+        ("7", "7"),
+        ("7", UserId(7)),
+        ("%2D7", -7),
+        ("1.5", 1.5),
+        ("1e%2D07", 1e-07),
+        ("~True", True),
+        ("~None", None),
+        ("None", "None"),
+        ("%7ENone", "~None"),
+        ("~empty", ""),
+        ("%7Eempty", "~empty"),
+        ("a%2Db", "a-b"),
+        ("a%252Db", "a%2Db"),
+        ("%C3%A9", "é"),
+        ("%ED%A0%80", "\ud800"),
+        ("a%0D%0A", "a\r\n"),
+        ("~bytes.", b""),
+        ("~bytes.ff00", b"\xff\x00"),
+        ("RED", Colour.RED),
+        ("LOW", Level.LOW),
+        ("READ%7CWRITE", Right.READ | Right.WRITE),
+        ("8", Right(8)),
+        ("2026%2D03%2D01", date(2026, 3, 1)),
+        ("1.50", Decimal("1.50")),
+        ("a%2Fb", PurePosixPath("a/b")),
+        ("~%281%2C2%29", (1, 2)),
+        ("~%5B%5D", []),
+        (f"~{MODULE}.Plain", Plain),
+    ],
+)
+def test_text_of(expected: str, value: Any) -> None:
+    """In a template a value has the text that people expect, escaped; what has none of its own begins with a tilde."""
+    assert expected == text_of(value)
+
+
+def test_text_of_refuses_objects() -> None:
+    """An object without a canonical form has no text either."""
+    with pytest.raises(InvalidKey, match="pass a key template"):
+        text_of(Plain())
+
+
+def test_identity_is_stable() -> None:
+    """One object has one identity for as long as it lives."""
+    instance = Plain()
+
+    assert identity(instance) == identity(instance)
+
+
+def test_identities_differ() -> None:
+    """Two objects that are alive have two identities, even when they are equal."""
+    one, two = Query("a"), Query("a")
+
+    assert identity(one) != identity(two)
+
+
+def test_identities_are_never_recycled() -> None:
+    """A new object at the address of a dead one gets an identity that nobody had before."""
+    seen: list[str] = []
+    addresses: set[int] = set()
+    for _ in range(100):
+        instance = Plain()
+        addresses.add(id(instance))
+        seen.append(identity(instance))
+        del instance
+
+    assert len(seen) == len(set(seen))
+    assert len(addresses) < len(seen)  # addresses were recycled, or the test shows nothing
+
+
+def test_identity_does_not_keep_its_object() -> None:
+    """Nothing remains of an object that nobody else holds."""
+    before = len(canonical_module._serials)
+    instance = Plain()
+    identity(instance)
+    del instance
+    gc.collect()
+
+    assert before == len(canonical_module._serials)
+
+
+def test_identity_survives_a_late_farewell() -> None:
+    """The farewell of a dead object leaves the identity of the new tenant of its address alone."""
+    tenant = Plain()
+    mine = identity(tenant)
+    reference, _ = canonical_module._serials[id(tenant)]
+    canonical_module._forget(id(tenant), canonical_module.weakref.ref(Query))
+    canonical_module._forget(-1, reference)
+
+    assert mine == identity(tenant)
+
+
+def test_identity_of_a_new_tenant_is_new() -> None:
+    """An entry left behind under a recycled address is not taken for the new object's."""
+    tenant, dead = Plain(), Query("a")
+    canonical_module._serials[id(tenant)] = (canonical_module.weakref.ref(dead), 0)
+
+    assert identity(tenant) != "~0"
+
+
+def test_identity_needs_weak_references() -> None:
+    """An object that cannot be referred to weakly is refused, with the two ways out."""
+    with pytest.raises(InvalidKey, match=r"Point allows no weak reference.*__weakref__.*\{self\.attribute\}"):
+        identity(Point(1, 2))
+
+
+def test_class_name() -> None:
+    """A class goes by the name that every process knows it under."""
+    assert f"{MODULE}.Plain" == class_name(Plain)
+
+
+def test_class_name_refuses_local_classes() -> None:
+    """A class that a function makes has no name that others could know."""
+
+    class Local:
+        pass
+
+    with pytest.raises(InvalidKey, match="Local is made inside a function"):
+        class_name(Local)

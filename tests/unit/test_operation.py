@@ -1,0 +1,264 @@
+from collections.abc import Callable
+from contextvars import Context, ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from stampede_guard import CannotEncode, ConfigurationError
+from stampede_guard._operation import NO_ANNOTATION, Operation
+from stampede_guard._policy import Policy
+from stampede_guard._stats import Counters
+
+tenant: ContextVar[str] = ContextVar("tenant")
+request_id: ContextVar[str] = ContextVar("request_id")
+
+
+@dataclass
+class Menu:
+    number: int
+
+
+class Reverse:
+    """A codec of a user's own."""
+
+    def encode(self, value: str) -> bytes:
+        return value[::-1].encode()
+
+    def decode(self, payload: bytes) -> str:
+        return payload.decode()[::-1]
+
+
+class OneWay(Reverse):
+    def decode(self, payload: bytes) -> str:
+        raise ArithmeticError("no way back")
+
+
+def operation(annotation: Any = NO_ANNOTATION, *, codec: Any = None, vary: Any = (), **options: Any) -> Operation:
+    """Return an operation named `menus` whose loader has *annotation*."""
+    return Operation(
+        "menus",
+        Policy.of({"isolate": True, **options}),
+        Counters(),
+        codec=codec,
+        annotation=lambda: annotation,
+        vary=vary,
+    )
+
+
+def undefined() -> Any:
+    """Stand for an annotation with a name that does not exist yet."""
+    raise NameError("name 'Menu' is not defined")
+
+
+def forward() -> Operation:
+    """Return an operation whose annotation is not defined yet."""
+    return Operation("menus", Policy(isolate=True), Counters(), annotation=undefined)
+
+
+# ── Codecs ───────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("expected", "policy"),
+    [(False, Policy()), (False, Policy(ttl=5)), (True, Policy(isolate=True)), (True, Policy(l2_ttl=5))],
+)
+def test_needs_codec(expected: bool, policy: Policy) -> None:  # noqa: FBT001
+    """Only what is stored or isolated is ever turned into bytes."""
+    assert expected == Operation("menus", policy, Counters()).needs_codec
+
+
+def test_codec_of_the_annotation() -> None:
+    """Without a codec the return annotation decides, once."""
+    subject = operation(list[int])
+
+    assert [1] == subject.decode(subject.encode([1]))[0]  # type: ignore[index]
+    assert subject.codec is subject.codec
+
+
+def test_codec_of_the_user() -> None:
+    """A codec that was given is used, whatever the annotation says."""
+    assert b"cba" == operation(int, codec=Reverse()).encode("abc")
+
+
+@pytest.mark.parametrize("codec", [object(), 7, "json", Reverse], ids=["object", "number", "name", "class"])
+def test_what_is_no_codec(codec: Any) -> None:
+    """A codec without both methods is refused, and so is a class in place of an instance."""
+    with pytest.raises(ConfigurationError, match=r"^menus: codec=.*; give an object with encode\(value\) and decode"):
+        operation(codec=codec)
+
+
+def test_no_annotation() -> None:
+    """Values that are stored have to be described."""
+    with pytest.raises(
+        ConfigurationError, match=r"^menus: its values are stored as bytes; annotate the return type, or pass"
+    ):
+        operation().check_codec(is_final=False)
+
+
+def test_unclear_annotation() -> None:
+    """The error about an annotation names the operation."""
+    with pytest.raises(ConfigurationError, match=r"^menus: its return annotation .*dict.* cannot be stored: Any"):
+        operation(dict).check_codec(is_final=False)
+
+
+def test_annotation_that_is_not_defined_yet() -> None:
+    """A name in the annotation may be defined between decoration and first use, and not later."""
+    subject = forward()
+    subject.check_codec(is_final=False)
+
+    with pytest.raises(ConfigurationError, match=r"^menus: its return annotation is not defined \(name 'Menu'"):
+        subject.check_codec(is_final=True)
+
+
+def test_annotation_that_nobody_needs() -> None:
+    """What is never turned into bytes needs no annotation."""
+    subject = operation(isolate=False)
+    subject.check_codec(is_final=True)
+
+    assert not subject.needs_codec
+
+
+# ── Encoding ─────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("annotation", "value", "kind"),
+    [(bytes, "text", "builtins.str"), (list[int], object(), "builtins.object"), (str, None, "builtins.NoneType")],
+    ids=str,
+)
+def test_value_that_cannot_be_encoded(annotation: Any, value: Any, kind: str) -> None:
+    """A value without bytes is an error that names the operation and the value's type."""
+    with pytest.raises(CannotEncode, match=rf"^menus: the loader returned a {kind}, which its codec cannot store"):
+        operation(annotation).encode(value)
+
+
+@pytest.mark.parametrize("options", [{"isolate": True}, {"isolate": False}])
+def test_value_that_cannot_be_read_back(options: dict[str, Any]) -> None:
+    """A value that the annotation does not describe shows at once, not in the process that reads it."""
+    with pytest.raises(CannotEncode, match=r"builtins\.str, which its codec cannot store and read back"):
+        operation(int, **options).encode("seven")
+
+
+def test_codec_without_a_way_back() -> None:
+    """Whatever a codec raises is told as one error, with the cause."""
+    with pytest.raises(CannotEncode, match="no way back") as caught:
+        operation(codec=OneWay()).encode("abc")
+
+    assert isinstance(caught.value.__cause__, ArithmeticError)
+
+
+@pytest.mark.parametrize("options", [{"isolate": True}, {"isolate": False}])
+def test_each_type_of_values_is_proven(options: dict[str, Any]) -> None:
+    """That one value could be stored proves nothing of another type, such as a `None` that nobody mentioned."""
+    subject = operation(Menu, **options)
+    subject.encode(Menu(7))
+
+    with pytest.raises(CannotEncode, match=r"builtins\.NoneType, which its codec cannot store and read back"):
+        subject.encode(None)
+
+
+def test_each_isolated_value_is_proven() -> None:
+    """What callers will get decoded is decoded before anybody gets it."""
+    subject = operation(list[int])
+    subject.encode([7])
+
+    with pytest.raises(CannotEncode, match=r"builtins\.list"):
+        subject.encode(["seven"])
+
+
+def test_shared_values_are_proven_once() -> None:
+    """Where a value that cannot be read back is a miss, values of a type that was proven are not decoded."""
+
+    class Counting(Reverse):
+        decoded = 0
+
+        def decode(self, payload: bytes) -> str:
+            self.decoded += 1
+            return super().decode(payload)
+
+    codec = Counting()
+    subject = operation(codec=codec, isolate=False)
+    subject.encode("abc")
+    subject.encode("def")
+
+    assert 1 == codec.decoded
+
+
+# ── Decoding ─────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("value", [None, 0, 7])
+def test_decoded_value_comes_in_a_tuple(value: int | None) -> None:
+    """Any value is a value, `None` too."""
+    subject = operation(int | None)
+
+    assert (value,) == subject.decode(subject.encode(value))
+
+
+def test_foreign_bytes_are_a_miss() -> None:
+    """Bytes that the codec refuses are no value, and counted."""
+    subject = operation(int)
+
+    assert subject.decode(b"garbage") is None
+    assert 1 == subject.counters.l2_undecodable
+
+
+def test_codec_that_raises_anything_is_a_miss() -> None:
+    """Whatever a user's codec raises over foreign bytes, it is a miss."""
+    assert operation(codec=OneWay()).decode(b"abc") is None
+
+
+def test_hand_out_as_it_is() -> None:
+    """Everybody gets the same object by default."""
+    value = [7]
+
+    assert operation(list[int], isolate=False).hand_out(value) is value
+
+
+def test_hand_out_copies() -> None:
+    """Isolated values are decoded for each caller."""
+    subject = operation(list[int])
+    kept = subject.encode([7])
+    mine, theirs = subject.hand_out(kept), subject.hand_out(kept)
+    mine.append(8)
+
+    assert [7] == theirs
+
+
+# ── Contexts ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def in_a_request(look: Callable[[], Any]) -> Any:
+    """Return what *look* returns where both context variables are set."""
+
+    def run() -> Any:
+        tenant.set("acme")
+        request_id.set("r1")
+        return look()
+
+    return Context().run(run)
+
+
+def test_context_is_clean() -> None:
+    """A load sees none of the launching caller's context variables."""
+    assert [] == list(in_a_request(operation(isolate=False).context))
+
+
+def test_context_has_what_varies() -> None:
+    """A load sees the variables that are part of the key."""
+    context = in_a_request(operation(isolate=False, vary=[tenant]).context)
+
+    assert {tenant: "acme"} == dict(context)
+
+
+def test_context_is_inherited_on_demand() -> None:
+    """A load sees a copy of everything if it is meant to."""
+    context = in_a_request(operation(isolate=False, inherit_context=True).context)
+
+    assert {tenant: "acme", request_id: "r1"} == dict(context)
+
+
+def test_repr() -> None:
+    """An operation tells its name."""
+    assert "<Operation menus>" == repr(operation())

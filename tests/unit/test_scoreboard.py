@@ -1,0 +1,647 @@
+import asyncio
+import gc
+import logging
+from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
+from datetime import timedelta
+from typing import Any
+from weakref import ref
+
+import pytest
+
+from stampede_guard import (
+    ConfigurationError,
+    LoadCancelled,
+    LoadTimeout,
+    RecursiveLoad,
+    Scoreboard,
+    WaitTimeout,
+    WrongLoop,
+)
+from stampede_guard.testing import Gate
+
+Pause = Callable[[], Awaitable[None]]
+MakeLoop = Callable[[], asyncio.AbstractEventLoop]
+
+OP = "menu-7"
+
+
+class Menu:
+    """An answer that can be watched being forgotten."""
+
+
+async def never() -> None:
+    """Load for ever."""
+    await asyncio.get_running_loop().create_future()
+
+
+def gated(gate: Gate, answer: object = "soup") -> Callable[[], Awaitable[Any]]:
+    """Return a load that ends when *gate* is opened."""
+
+    async def load() -> object:
+        await gate.passage()
+        return answer
+
+    return load
+
+
+async def test_concurrent_calls_share_one_run() -> None:
+    """Everybody who asks while a load runs gets its answer, the very object."""
+    board, gate, answer = Scoreboard(), Gate(), Menu()
+
+    calls = [asyncio.create_task(board.debounce(OP, gated(gate, answer))) for _ in range(50)]
+    await gate.arrivals(1)
+    gate.open()
+    answers = await asyncio.gather(*calls)
+
+    assert [answer] * 50 == answers
+    assert 1 == gate.arrived
+
+
+async def test_each_op_has_its_own_run() -> None:
+    """Calls with different ops share nothing."""
+    board, gate = Scoreboard(), Gate()
+
+    calls = [asyncio.create_task(board.debounce(op, gated(gate, op))) for op in "abc"]
+    await gate.arrivals(3)
+    gate.open()
+
+    assert ["a", "b", "c"] == await asyncio.gather(*calls)
+
+
+async def test_nothing_is_remembered() -> None:
+    """A call that comes after the answer runs the load again."""
+    board = Scoreboard()
+    answers = iter(["soup", "salad"])
+
+    async def load() -> str:
+        return next(answers)
+
+    assert ["soup", "salad"] == [await board.debounce(OP, load), await board.debounce(OP, load)]
+
+
+@pytest.mark.parametrize("answer", [None, False, 0, "", [], ()])
+async def test_falsy_answers_are_answers(answer: object) -> None:
+    """`None` and its like reach every waiter."""
+    board, gate = Scoreboard(), Gate()
+
+    calls = [asyncio.create_task(board.debounce(OP, gated(gate, answer))) for _ in range(2)]
+    await gate.arrivals(1)
+    gate.open()
+
+    assert [answer, answer] == await asyncio.gather(*calls)
+
+
+async def test_eager_or_not_an_immediate_load_leaves_nothing() -> None:
+    """A load that never waits may land inside its task's creation; its flight is gone all the same."""
+    board = Scoreboard()
+
+    async def load() -> str:
+        return "soup"
+
+    answer = await board.debounce(OP, load)
+
+    assert ("soup", {}, set(), 0) == (answer, board._flights, board._up, board.stats().in_flight)
+
+
+async def test_a_failure_is_shared_and_not_remembered() -> None:
+    """Everybody who waits gets the load's error; whoever comes later loads anew."""
+    board, gate = Scoreboard(), Gate()
+
+    async def fail() -> str:
+        await gate.passage()
+        raise ValueError("no menu")
+
+    calls = [asyncio.create_task(board.debounce(OP, fail)) for _ in range(3)]
+    await gate.arrivals(1)
+    gate.open()
+    outcomes = await asyncio.gather(*calls, return_exceptions=True)
+
+    assert ["ValueError('no menu')"] * 3 == [repr(outcome) for outcome in outcomes]
+    assert "soup" == await board.debounce(OP, gated(gate))
+
+
+async def test_load_that_is_not_awaitable() -> None:
+    """A function that returns no awaitable fails as it would in an `await`."""
+    with pytest.raises(TypeError, match="await"):
+        await Scoreboard().debounce(OP, lambda: 7)  # type: ignore[arg-type, return-value]
+
+
+async def test_load_that_raises_before_it_returns_an_awaitable() -> None:
+    """The error of the load function itself is the load's error."""
+    with pytest.raises(ZeroDivisionError):
+        await Scoreboard().debounce(OP, lambda: 1 / 0)  # type: ignore[arg-type, return-value]
+
+
+async def test_load_has_to_be_callable() -> None:
+    """A coroutine instead of a function is refused, with the form that is meant."""
+    load = never()
+
+    with pytest.raises(ConfigurationError, match="lambda: fetch"):
+        await Scoreboard().debounce(OP, load)  # type: ignore[arg-type]
+    load.close()
+
+
+@pytest.mark.parametrize(
+    "options", [{"load_timeout": 0}, {"wait_timeout": -1}, {"on_abandon": "ignore"}, {"load_timeout": "1"}]
+)
+def test_options_are_checked(options: dict[str, Any]) -> None:
+    """An option that breaks its rule is refused when the scoreboard is made."""
+    (name,) = options
+
+    with pytest.raises(ConfigurationError, match=name):
+        Scoreboard(**options)
+
+
+async def test_load_timeout_ends_the_load_for_everybody() -> None:
+    """After `load_timeout` all who wait get `LoadTimeout`, the load is cancelled, and the op is free."""
+    board, gate = Scoreboard(load_timeout=timedelta(milliseconds=1)), Gate()
+
+    calls = [asyncio.create_task(board.debounce(OP, gated(gate))) for _ in range(3)]
+    outcomes = await asyncio.gather(*calls, return_exceptions=True)
+    gate.open()
+
+    assert [LoadTimeout] * 3 == [type(outcome) for outcome in outcomes]
+    assert "menu-7: the loader took longer than load_timeout=0.001 s" == str(outcomes[0])
+    assert "soup" == await board.debounce(OP, gated(gate))
+
+
+async def test_load_timeout_holds_for_a_load_that_ignores_it(pause: Pause) -> None:
+    """Waiters get `LoadTimeout` even if the load swallows its cancellation; what it returns later is nobody's."""
+    board, gate = Scoreboard(load_timeout=0.001), Gate()
+
+    async def stubborn() -> str:
+        try:
+            await never()
+        except asyncio.CancelledError:
+            await gate.passage()
+        return "late"
+
+    with pytest.raises(LoadTimeout):
+        await board.debounce(OP, stubborn)
+    await gate.arrivals(1)
+    newcomer = asyncio.create_task(board.debounce(OP, gated(gate)))
+    await gate.arrivals(2)
+    gate.open()
+
+    assert "soup" == await newcomer
+    await pause()
+    assert set() == board._up
+
+
+async def test_load_within_its_timeout() -> None:
+    """A load that ends in time leaves no timer behind."""
+    board = Scoreboard(load_timeout=60, wait_timeout=60)
+
+    async def load() -> str:
+        await asyncio.sleep(0)
+        return "soup"
+
+    assert "soup" == await board.debounce(OP, load)
+    assert all(timer.cancelled() for timer in asyncio.get_running_loop()._scheduled)  # type: ignore[attr-defined]
+
+
+async def test_no_timeouts() -> None:
+    """With `None` nothing is timed."""
+    board = Scoreboard(load_timeout=None, wait_timeout=None)
+
+    async def load() -> int:
+        await asyncio.sleep(0)
+        return len(asyncio.get_running_loop()._scheduled)  # type: ignore[attr-defined]
+
+    assert 0 == await board.debounce(OP, load)
+
+
+async def test_wait_timeout_is_one_waiters_own(pause: Pause) -> None:
+    """Whoever waits too long gets `WaitTimeout`; the load goes on and answers those who come later."""
+    board, gate = Scoreboard(wait_timeout=0.001), Gate()
+
+    with pytest.raises(WaitTimeout, match="menu-7: no answer within wait_timeout=0.001 s") as raised:
+        await board.debounce(OP, gated(gate))
+    newcomer = asyncio.create_task(board.debounce(OP, gated(gate)))
+    await pause()
+    gate.open()
+
+    assert isinstance(raised.value, TimeoutError)
+    assert "soup" == await newcomer
+    assert 1 == gate.arrived
+
+
+async def test_loader_sees_none_of_the_callers_context() -> None:
+    """A shared load belongs to no caller, so it runs in a clean context."""
+    tenant = ContextVar("tenant", default="nobody")
+    tenant.set("me")
+
+    async def load() -> str:
+        return tenant.get()
+
+    assert "nobody" == await Scoreboard().debounce(OP, load)
+
+
+async def test_loader_is_nobodys_child() -> None:
+    """The load runs in a task of its own, named after its op."""
+
+    async def load() -> asyncio.Task[Any] | None:
+        return asyncio.current_task()
+
+    task = await Scoreboard().debounce(OP, load)
+
+    assert asyncio.current_task() is not task
+    assert "load menu-7" == task.get_name()  # type: ignore[union-attr]
+
+
+async def test_forgotten_flight_answers_those_who_waited() -> None:
+    """After `forget` the next caller starts a second load; each load answers its own."""
+    board, old, new = Scoreboard(), Gate(), Gate()
+
+    first = asyncio.create_task(board.debounce(OP, gated(old, "old")))
+    await old.arrivals(1)
+    board.forget(OP)
+    second = asyncio.create_task(board.debounce(OP, gated(new, "new")))
+    await new.arrivals(1)
+    old.open()
+    answers = [await first]
+    third = asyncio.create_task(board.debounce(OP, gated(new, "never asked")))
+    await asyncio.sleep(0)
+    new.open()
+    answers += [await second, await third]
+
+    assert ["old", "new", "new"] == answers
+
+
+async def test_forgetting_what_is_not_there() -> None:
+    """`forget` of an op that nobody loads does nothing."""
+    board = Scoreboard()
+
+    board.forget(OP)
+    board.forget_all()
+
+    assert "<Scoreboard 0 flights>" == repr(board)
+
+
+# Loads that wait for themselves
+
+
+async def test_load_that_asks_for_itself() -> None:
+    """A load that calls its own op gets an error instead of waiting for ever."""
+    board = Scoreboard()
+
+    async def load() -> Any:
+        return await board.debounce(OP, load)
+
+    with pytest.raises(RecursiveLoad, match="menu-7: its loader waits for itself$"):
+        await board.debounce(OP, load)
+
+
+async def test_load_that_asks_for_itself_through_another() -> None:
+    """The call that would close the circle gets the error; its load's waiters get it as that load's failure."""
+    board = Scoreboard()
+
+    async def load(op: str, other: str) -> Any:
+        return await board.debounce(other, lambda: load(other, op))
+
+    with pytest.raises(RecursiveLoad, match="a: its loader waits for itself, through b"):
+        await board.debounce("a", lambda: load("a", "b"))
+
+
+async def test_two_loads_that_ask_for_each_other() -> None:
+    """Also when two callers started the two halves of the circle: one load gets the error, and nobody hangs."""
+    board, gate = Scoreboard(), Gate()
+
+    async def load(other: str) -> Any:
+        await gate.passage()
+        return await board.debounce(other, never)
+
+    calls = [asyncio.create_task(board.debounce(op, lambda other=other: load(other))) for op, other in ("ab", "ba")]
+    await gate.arrivals(2)
+    gate.open()
+    outcomes = await asyncio.gather(*calls, return_exceptions=True)
+
+    assert [RecursiveLoad, RecursiveLoad] == [type(outcome) for outcome in outcomes]
+    assert {"a: its loader waits for itself, through b"} == {str(outcome) for outcome in outcomes}
+
+
+async def test_load_that_asks_for_itself_in_a_task_of_its_own() -> None:
+    """A task that a load starts and waits for belongs to that load."""
+    board = Scoreboard()
+
+    async def load() -> Any:
+        return await asyncio.create_task(board.debounce(OP, load))
+
+    with pytest.raises(RecursiveLoad):
+        await board.debounce(OP, load)
+
+
+async def test_load_that_launches_itself_beside_itself() -> None:
+    """A load that forgets its own flight and asks again is stopped, before it fills the memory."""
+    board, runs = Scoreboard(), []
+
+    async def load() -> Any:
+        runs.append("run")
+        board.forget(OP)
+        return await board.debounce(OP, load)
+
+    with pytest.raises(RecursiveLoad, match="menu-7: its loader calls itself"):
+        await board.debounce(OP, load)
+    assert ["run"] == runs
+
+
+async def test_load_may_ask_for_the_same_twice() -> None:
+    """Two sub-loads of one op at once are shared, and no circle."""
+    board, gate = Scoreboard(), Gate()
+
+    async def load() -> Any:
+        return await asyncio.gather(*(board.debounce("part", gated(gate)) for _ in range(2)))
+
+    call = asyncio.create_task(board.debounce(OP, load))
+    await gate.arrivals(1)
+    gate.open()
+
+    assert ["soup", "soup"] == await call
+    assert 1 == gate.arrived
+
+
+async def test_same_op_on_another_scoreboard_is_no_circle() -> None:
+    """Ops are a scoreboard's own: the load of one may ask another for what has the same name."""
+    ours, theirs = Scoreboard(), Scoreboard()
+
+    async def load() -> str:
+        return "soup"
+
+    assert "soup" == await ours.debounce(OP, lambda: theirs.debounce(OP, load))
+
+
+async def test_task_that_a_load_left_behind_may_ask_for_the_same_op(pause: Pause) -> None:
+    """Once the load has landed, what it started may call the op again."""
+    board, gate, started = Scoreboard(), Gate(), []
+
+    async def refresh_later() -> Any:
+        await gate.passage()
+        return await board.debounce(OP, gated(gate, "later"))
+
+    async def load() -> str:
+        started.append(asyncio.create_task(refresh_later()))
+        return "now"
+
+    answers = [await board.debounce(OP, load)]
+    await pause()
+    gate.open()
+    answers.append(await started[0])
+
+    assert ["now", "later"] == answers
+
+
+async def test_shared_sub_loads_are_looked_through_once(pause: Pause) -> None:
+    """Among loads that share sub-loads, sixty levels deep, are 10¹² paths; the look for circles goes no path."""
+    board, gates = Scoreboard(), [Gate() for _ in range(61)]
+
+    async def load(number: int) -> int:
+        if number < 2:
+            await gates[number].passage()
+            return number
+        first = asyncio.create_task(board.debounce(f"f{number - 1}", lambda: load(number - 1)))
+        await gates[number].passage()
+        return await board.debounce(f"f{number - 2}", lambda: load(number - 2)) + await first
+
+    call = asyncio.create_task(board.debounce("f60", lambda: load(60)))
+    await gates[1].arrivals(1)
+    for gate in gates[2:]:  # the deepest first, so that each look has the whole depth before it
+        gate.open()
+        await pause()
+    for gate in gates[:2]:
+        gate.open()
+
+    assert 1_548_008_755_920 == await call
+    assert 61 == board.stats().loads
+
+
+# Event loops
+
+
+def test_another_running_loop_is_refused(make_loop: MakeLoop) -> None:
+    """While one loop loads an op, another gets an error that says what to do, and no foreign future."""
+    board, here, there = Scoreboard(), make_loop(), make_loop()
+    gate = Gate()
+
+    call = here.create_task(board.debounce(OP, gated(gate)))
+    here.run_until_complete(gate.arrivals(1))
+
+    with pytest.raises(WrongLoop, match="menu-7: .*give each loop a Scoreboard, or use a Guard"):
+        there.run_until_complete(board.debounce(OP, never))
+    gate.open()
+    assert "soup" == here.run_until_complete(call)
+
+
+def test_loop_closed_over_a_load(make_loop: MakeLoop) -> None:
+    """What a closed loop left up is written off; the next loop loads anew."""
+    board, first, second = Scoreboard(), make_loop(), make_loop()
+    gate = Gate()
+
+    async def load() -> str:
+        return "soup"
+
+    call = first.create_task(board.debounce(OP, gated(gate)))
+    first.run_until_complete(gate.arrivals(1))
+    (flight,) = board._up
+    loader = flight.task
+    first.close()
+    answer = second.run_until_complete(board.debounce(OP, load))
+
+    assert ("soup", 0, set()) == (answer, board.stats().in_flight, board._up)
+    for lost in (call, loader):
+        lost._log_destroy_pending = False  # type: ignore[union-attr]
+        lost.get_coro().close()  # type: ignore[union-attr]
+
+
+async def test_task_factory_that_refuses() -> None:
+    """A load that cannot be started is the launching caller's error, and leaves no flight that would never land."""
+    board, loop = Scoreboard(), asyncio.get_running_loop()
+    factory = loop.get_task_factory()
+
+    def refuse(*_: object, **__: object) -> Any:
+        raise RuntimeError("no more tasks")
+
+    loop.set_task_factory(refuse)
+    with pytest.raises(RuntimeError, match="no more tasks"):
+        await board.debounce(OP, never)
+    loop.set_task_factory(factory)
+
+    assert ({}, set(), 0) == (board._flights, board._up, board.stats().in_flight)
+
+
+# Draining
+
+
+async def test_drain_waits_also_for_what_is_launched_meanwhile() -> None:
+    """Loads that a load launches while the scoreboard is drained are waited for too."""
+    board, gate, landed = Scoreboard(), Gate(), []
+
+    async def inner() -> None:
+        await asyncio.sleep(0)
+        landed.append("inner")
+
+    async def outer() -> None:
+        await gate.passage()
+        board.launch("inner", lambda _: inner(), board._counters, "finish")
+
+    call = asyncio.create_task(board.debounce(OP, outer))
+    await gate.arrivals(1)
+    draining = asyncio.create_task(board.drain(60))
+    await asyncio.sleep(0)
+    gate.open()
+    await draining
+    await call
+
+    assert ["inner"] == landed
+
+
+async def test_drain_waits_no_longer_than_it_may() -> None:
+    """After its time `drain` returns, and lets the rest run on."""
+    board = Scoreboard()
+    call = asyncio.create_task(board.debounce(OP, never))
+    await asyncio.sleep(0)
+
+    await board.drain(0.001)
+
+    assert not call.done()
+    await board.ground()
+    with pytest.raises(LoadCancelled, match="menu-7: cancelled at shut-down"):
+        await call
+
+
+async def test_draining_nothing() -> None:
+    """An idle scoreboard is drained and grounded at once."""
+    board = Scoreboard()
+
+    await board.drain(60)
+    await board.ground()
+
+    assert set() == board._up
+
+
+async def test_ground_lets_loads_clean_up() -> None:
+    """A cancelled load may finish its clean-up before `ground` returns."""
+    board, done = Scoreboard(), []
+
+    async def load() -> None:
+        try:
+            await never()
+        finally:
+            await asyncio.sleep(0)
+            done.append("closed")
+
+    call = asyncio.create_task(board.debounce(OP, load))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    await board.ground()
+
+    assert ["closed"] == done
+    with pytest.raises(LoadCancelled):
+        await call
+
+
+async def test_ground_reports_a_load_that_does_not_end(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, pause: Pause
+) -> None:
+    """A load that ignores its cancellation is left behind, and named in the log."""
+    monkeypatch.setattr("stampede_guard._scoreboard._GRACE", 0.001)
+    board, gate = Scoreboard(), Gate()
+
+    async def stubborn() -> None:
+        try:
+            await never()
+        except asyncio.CancelledError:
+            await gate.passage()
+
+    call = asyncio.create_task(board.debounce(OP, stubborn))
+    await pause()
+    with caplog.at_level(logging.WARNING):
+        await board.ground()
+
+    assert ["the load of menu-7 ignores its cancellation; left behind at shut-down"] == caplog.messages
+    with pytest.raises(LoadCancelled):
+        await call
+    gate.open()
+    await pause()
+    assert set() == board._up
+
+
+# What is seen, and what is not kept
+
+
+async def test_stats() -> None:
+    """Calls are joins and executions; failures and what is up now are told apart."""
+    board, gate = Scoreboard(), Gate()
+
+    calls = [asyncio.create_task(board.debounce(OP, gated(gate))) for _ in range(3)]
+    await gate.arrivals(1)
+    up = board.stats()
+    gate.open()
+    await asyncio.gather(*calls)
+    with pytest.raises(ZeroDivisionError):
+        await board.debounce(OP, lambda: 1 / 0)  # type: ignore[arg-type, return-value]
+    idle = board.stats()
+
+    assert (3, 1, 2, 1) == (up.calls, up.executions, up.joins, up.in_flight)
+    assert (4, 2, 2, 1, 0) == (idle.calls, idle.executions, idle.loads, idle.failures, idle.in_flight)
+
+
+async def test_reprs_tell_the_state() -> None:
+    """A scoreboard and its flights say what is up."""
+    board, gate = Scoreboard(), Gate()
+
+    calls = [asyncio.create_task(board.debounce(OP, gated(gate))) for _ in range(2)]
+    await gate.arrivals(1)
+    flight = board._flights[OP]
+    up = repr(board), repr(flight)
+    gate.open()
+    await asyncio.gather(*calls)
+
+    assert ("<Scoreboard 1 flights>", "<Flight menu-7 2 waiters>") == up
+    assert "<Flight menu-7 0 waiters, landed>" == repr(flight)
+
+
+async def test_what_a_load_leaves_open_does_not_keep_its_answer(pause: Pause) -> None:
+    """A connection opened by a load keeps the load's context for good, but neither the flight nor the answer."""
+    board, gate, opened = Scoreboard(), Gate(), []
+
+    async def load() -> Menu:
+        opened.append(asyncio.create_task(gate.passage()))
+        return Menu()
+
+    answer = ref(await board.debounce(OP, load))
+    await pause()
+    gc.collect(1)
+
+    assert answer() is None
+    gate.open()
+    await opened[0]
+
+
+async def test_a_failure_makes_no_reference_cycle() -> None:
+    """When the waiter has dealt with the error, it is gone at once, with every frame that its traceback held."""
+    board = Scoreboard()
+
+    class NoMenu(Exception):  # noqa: N818  # a name of the domain
+        pass
+
+    async def fail() -> None:
+        await asyncio.sleep(0)
+        raise NoMenu
+
+    async def call() -> ref[NoMenu]:
+        try:
+            await board.debounce(OP, fail)
+        except NoMenu as error:
+            return ref(error)
+        raise AssertionError
+
+    gc.disable()
+    try:
+        error = await call()
+        await asyncio.sleep(0)
+        gone = error() is None
+    finally:
+        gc.enable()
+
+    assert gone

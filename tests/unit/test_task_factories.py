@@ -1,0 +1,14 @@
+import asyncio
+
+
+async def test_task_factory_is_in_force(task_factory: str) -> None:
+    """Under the eager factory a task runs before its creation returns, under the lazy one it does not."""
+    ran = []
+
+    async def note() -> None:
+        ran.append("note")
+
+    task = asyncio.create_task(note())
+
+    assert ["note"] * (task_factory == "eager") == ran
+    await task
