@@ -27,8 +27,8 @@ async def open_pool(database_url: str, size: int) -> AsyncGenerator[asyncpg.Pool
     Raises:
         DatabaseError: If the URL is none, or Postgres does not answer or refuses.
     """
+    place = _place(database_url)
     try:
-        place = _place(database_url)
         pool = await asyncpg.create_pool(
             database_url,
             min_size=size,
@@ -48,7 +48,10 @@ async def open_pool(database_url: str, size: int) -> AsyncGenerator[asyncpg.Pool
 
 def _place(database_url: str) -> str:
     """Return the host and port that *database_url* names."""
-    authority = urlsplit(database_url).netloc
+    try:
+        authority = urlsplit(database_url).netloc
+    except ValueError:
+        raise _not_a_url() from None
     if "@" in database_url and "@" not in authority:
         raise _not_a_url()
     return authority.rpartition("@")[2] or "its default address"

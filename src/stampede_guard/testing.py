@@ -63,6 +63,7 @@ class FaultStore:
     """
 
     name = "FaultStore"
+    concurrency = 64
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.error: Exception | None = None

@@ -76,7 +76,13 @@ def test_an_unreachable_postgres_is_named_without_its_password(run: Run) -> None
 
 
 @pytest.mark.parametrize(
-    "url", ["menus", "mysql://menus:sesame@localhost/menus", "postgresql://menus:ses/ame@localhost/menus"]
+    "url",
+    [
+        "menus",
+        "postgresql://menus:sesame@[localhost/menus",
+        "mysql://menus:sesame@localhost/menus",
+        "postgresql://menus:ses/ame@localhost/menus",
+    ],
 )
 def test_a_url_that_is_none_shows_no_password(run: Run, url: str) -> None:
     """What cannot be parsed is not repeated."""
@@ -138,6 +144,7 @@ def test_serving_needs_nothing_but_python(number: signal.Signals) -> None:
     command = [sys.executable, "-m", "demo_api", "serve", "--port", str(port)]
     with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as service:
         wait_until(lambda: is_listening(port) or service.poll() is not None, "the service to start", deadline=30)
+        assert service.poll() is None, service.communicate()[1]
         ready = httpx.get(f"http://127.0.0.1:{port}/readyz")
         menu = httpx.get(f"http://127.0.0.1:{port}/restaurants/1/menu")
         processes = psutil.Process(service.pid).children(recursive=True)

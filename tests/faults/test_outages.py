@@ -39,6 +39,15 @@ async def test_calls_go_on_without_a_server(host: str, reason: str, said: Said) 
     assert re.fullmatch(re.escape(GONE).replace(r"\{\}", reason), said()[0])
 
 
+async def test_tls_with_a_server_that_has_none(valkey: ValkeyServer, said: Said) -> None:
+    """A `rediss://` URL of a plain server is a server that does not answer; nothing is sent in the clear."""
+    async with asyncio.timeout(BOUND), Guard(valkey.url.replace("redis", "rediss")) as guard:
+        answers = [await ask(guard) for _ in range(5)]
+
+    assert ["soup"] * 5 == answers
+    assert len(said()) == 1
+
+
 async def test_breaker_opens_after_three_failures(valkey: ValkeyServer, said: Said) -> None:
     """A frozen server costs three deadlines; after that nobody waits for it."""
     async with Guard(valkey.url, clock=ManualClock()) as guard:

@@ -31,6 +31,7 @@ class Wire:
         self.on_reply: Hook = passes
         self.opened = 0
         self._upstream = port
+        self._deaf_up_to = 0
         self._clients: set[asyncio.StreamWriter] = set()
         self._servers: set[asyncio.StreamWriter] = set()
         self._pumps: set[asyncio.Task[None]] = set()
@@ -67,6 +68,10 @@ class Wire:
         for server in self._servers:
             server.write(request)
 
+    def deafen(self) -> None:
+        """Let no more through on the connections of now, without closing them; later ones are not affected."""
+        self._deaf_up_to = self.opened
+
     def hang_up(self) -> None:
         """Close each connection in the orderly way."""
         for client in tuple(self._clients):
@@ -94,10 +99,19 @@ class Wire:
             self._serving.discard(serving)
 
     async def _carry(self, reader: asyncio.StreamReader, client: asyncio.StreamWriter) -> None:
+        number = self.opened
         upstream_reader, upstream = await asyncio.open_connection(HOST, self._upstream)
+
+        async def to_server(request: bytes) -> bytes:
+            request = await self.on_request(request)
+            return b"" if number <= self._deaf_up_to else request
+
+        async def to_client(reply: bytes) -> bytes:
+            return await self.on_reply(reply)
+
         pumps = {
-            asyncio.create_task(pump(reader, upstream, self._request)),
-            asyncio.create_task(pump(upstream_reader, client, self._reply)),
+            asyncio.create_task(pump(reader, upstream, to_server)),
+            asyncio.create_task(pump(upstream_reader, client, to_client)),
         }
         self._pumps |= pumps
         self._servers.add(upstream)
@@ -108,12 +122,6 @@ class Wire:
         upstream.transport.abort()
         self._pumps -= pumps
         self._servers.discard(upstream)
-
-    async def _request(self, chunk: bytes) -> bytes:
-        return await self.on_request(chunk)  # as it is now, not as it was when the connection was made
-
-    async def _reply(self, chunk: bytes) -> bytes:
-        return await self.on_reply(chunk)
 
 
 async def pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter, hook: Hook) -> None:

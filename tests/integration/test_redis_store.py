@@ -8,7 +8,10 @@ from redis.asyncio.connection import SSLConnection, UnixDomainSocketConnection
 
 from demo_api.servers import valkey_server
 from stampede_guard import ConfigurationError, Guard
-from stampede_guard.stores.redis import RedisStore, connection_options, redis_stores
+from stampede_guard._stats import Counters
+from stampede_guard.stores._tier import Tier
+from stampede_guard.stores.redis import RedisStore, _Patience, connection_options, redis_stores
+from stampede_guard.testing import ManualClock
 
 CANARY = "canary"
 
@@ -73,11 +76,13 @@ async def test_pool_settings(store: RedisStore) -> None:
 async def test_connections_are_bounded(redis_url: str, namespace: str) -> None:
     """However many operations run at once, no more than `max_connections` are open, and none is refused."""
     store = RedisStore(redis_url, deadline=5, connect_timeout=5, max_connections=3)
+    tier = Tier(store, namespace, 100, ManualClock())
+    counters = Counters()
 
-    await asyncio.gather(*(store.write(f"{namespace}{number}", b"soup", 60) for number in range(100)))
-    found = await asyncio.gather(*(store.read(f"{namespace}{number}") for number in range(100)))
+    await asyncio.gather(*(tier.fill(str(number), b"soup", 60, lambda: True, counters) for number in range(100)))
+    found = await asyncio.gather(*(tier.read(str(number), 60, counters) for number in range(100)))
     connections = len(store._pool._available_connections)
-    await store.aclose()
+    await tier.aclose()
 
     assert [b"soup"] * 100 == [stored.envelope for stored in found if stored is not None]
     assert connections <= 3
@@ -223,3 +228,32 @@ def test_repr_shows_no_url() -> None:
     url = f"redis://{CANARY}:{CANARY}@{CANARY}:6379/0"
 
     assert CANARY not in repr(RedisStore(url)) + repr(Guard(url))
+
+
+async def test_a_stall_of_the_loop_is_not_the_servers() -> None:
+    """An answer that arrives while the loop is stalled beyond the deadline is read all the same."""
+    loop = asyncio.get_running_loop()
+    answer: asyncio.Future[str] = loop.create_future()
+
+    def stall() -> None:
+        due = loop.time() + 0.25
+        while loop.time() < due:
+            pass
+        loop.call_soon(loop.call_soon, answer.set_result, "soup")  # read by the loop in one iteration, woken in another
+
+    loop.call_soon(stall)
+    async with asyncio.timeout(None) as timeout:
+        with _Patience(timeout) as patience:
+            patience.allow(0.2)
+
+            assert await answer == "soup"
+
+
+async def test_patience_ends() -> None:
+    """Without an answer the block ends in a `TimeoutError`, and a new allowance replaces the old one."""
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(None) as timeout:
+            with _Patience(timeout) as patience:
+                patience.allow(3600)
+                patience.allow(0.01)
+                await asyncio.get_running_loop().create_future()

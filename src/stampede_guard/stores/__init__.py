@@ -6,18 +6,14 @@ so that a store stays a thin piece over somebody's client.
 
 from typing import NamedTuple, Protocol
 
-__all__ = ("Busy", "Refused", "Store", "Stored")
+__all__ = ("Refused", "Store", "Stored")
 
 
 class Refused(Exception):  # noqa: N818  # a verdict of the store, not a fault in it
     """The store is alive and said no: full, read-only, no permission. The text is a code for the log.
 
-    Anything else that a store raises counts against its node, `Busy` excepted.
+    Anything else that a store raises counts against its node.
     """
-
-
-class Busy(Exception):  # noqa: N818  # as above
-    """The store was not asked, because all connections are in use; that says nothing about its node."""
 
 
 class Stored(NamedTuple):
@@ -37,6 +33,9 @@ class Store(Protocol):
 
     name: str
     """How logs call it; holds neither address nor password."""
+
+    concurrency: int
+    """How many operations it can do at once; more have to queue."""
 
     async def open(self) -> None:
         """Get ready; raises if the node does not answer, which is no reason not to start."""

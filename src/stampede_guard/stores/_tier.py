@@ -13,7 +13,7 @@ from weakref import WeakValueDictionary
 from .._breaker import Breaker
 from .._codec import seal, unseal
 from .._stats import Counters
-from . import Busy, Refused, Store, Stored
+from . import Refused, Store, Stored
 
 T = TypeVar("T")
 
@@ -22,6 +22,7 @@ logger = logging.getLogger("stampede_guard")
 _READABLE = re.compile(r"[!-z|~]{1,200}")  # printable, no space and no brace: it stands inside a hash tag
 _LONGEST = 240  # characters of namespace and op together
 _SUSPECTS = 10_000
+_QUEUE = 1.0  # seconds that an operation waits for its turn before it is given up
 _CALM = 10.0  # seconds without a refusal until it is over: a store that is almost full says yes and no by turns
 
 
@@ -45,6 +46,7 @@ class Tier:
         self._namespace = namespace
         self._max_bytes = max_bytes
         self._clock = clock
+        self._slots = asyncio.Semaphore(store.concurrency)
         self._writes: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._suspects: dict[str, object] = {}  # ops whose invalidation the store has not confirmed, and a mark of each
         self._blind_since = -math.inf
@@ -142,10 +144,27 @@ class Tier:
     async def _ask(
         self, verb: str, ask: Callable[[], Awaitable[T]], counters: Counters, *, is_forced: bool = False
     ) -> T:
-        """Return the store's answer; tell the breaker how it went."""
-        if not self.breaker.allows() and not is_forced:
+        """Return the store's answer, when it is this operation's turn; tell the breaker how it went."""
+        await self._queue(counters)
+        try:
+            # Now, not before the queue: should the store hang, those who queue leave as soon as that is known.
+            if not self.breaker.allows() and not is_forced:
+                counters.l2_skips += 1
+                raise _NoAnswer
+            return await self._watch(verb, ask, counters)
+        finally:
+            self._slots.release()
+
+    async def _queue(self, counters: Counters) -> None:
+        """Wait for a slot. A burst has to queue somewhere, and a database has fewer connections than this."""
+        try:
+            async with asyncio.timeout(_QUEUE):
+                await self._slots.acquire()
+        except TimeoutError:
             counters.l2_skips += 1
-            raise _NoAnswer
+            raise _NoAnswer from None
+
+    async def _watch(self, verb: str, ask: Callable[[], Awaitable[T]], counters: Counters) -> T:
         try:
             answer = await ask()
         except Exception as error:  # drivers raise more than they document
@@ -160,9 +179,7 @@ class Tier:
         return answer
 
     def _note_failure(self, verb: str, error: Exception) -> None:
-        if isinstance(error, Busy):
-            self.breaker.gave_up()  # the node was not asked
-        elif isinstance(error, Refused):
+        if isinstance(error, Refused):
             self.breaker.succeeded()  # a no is an answer
             self._note_refusal(verb, str(error))
         else:

@@ -5,7 +5,7 @@ import math
 from collections.abc import Coroutine
 from typing import Any
 
-from .._policy import Duration, seconds
+from .._policy import Duration, count, seconds
 from ..errors import ConfigurationError
 from . import Stored
 
@@ -30,6 +30,7 @@ class AiocacheStore:
     Args:
         cache: The backend, as in `AiocacheStore(RedisCache(serializer=NullSerializer(encoding=None)))`.
         deadline: Seconds that one operation may take.
+        max_connections: Operations that may be under way at once; not more than the backend has connections for.
 
     Raises:
         ConfigurationError: *cache* is not an aiocache backend, or has a serializer that would change bytes.
@@ -37,7 +38,7 @@ class AiocacheStore:
 
     name = "aiocache"
 
-    def __init__(self, cache: BaseCache, *, deadline: Duration = 0.15) -> None:
+    def __init__(self, cache: BaseCache, *, deadline: Duration = 0.15, max_connections: int = 64) -> None:
         if not isinstance(cache, BaseCache):
             message = f"give AiocacheStore an aiocache backend, not a {type(cache).__qualname__}"
             raise ConfigurationError(message)
@@ -50,6 +51,7 @@ class AiocacheStore:
             raise ConfigurationError(message)
         self._cache: Any = cache
         self._deadline = seconds("deadline", deadline)
+        self.concurrency = count("max_connections", max_connections)
         self._running: set[asyncio.Task[Any]] = set()
 
     async def open(self) -> None:

@@ -9,12 +9,12 @@ of our own spans the whole operation instead, and a connection that failed is ne
 import asyncio
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 from urllib.parse import unquote, urlsplit
 
 from .._policy import Duration, count, seconds
 from ..errors import ConfigurationError
-from . import Busy, Refused, Stored
+from . import Refused, Stored
 
 try:
     from redis.asyncio.connection import Connection, ConnectionPool, SSLConnection, UnixDomainSocketConnection
@@ -77,13 +77,42 @@ def connection_options(url: str) -> tuple[type[Any], dict[str, Any]]:
     return SSLConnection if parts.scheme == "rediss" else Connection, {**login, **address}
 
 
+class _Patience:
+    """A deadline of which a stall of this process's own event loop uses up half at the most.
+
+    While the loop was busy elsewhere, a healthy server's answer may have been lying in the socket. A plain timer
+    would be due before that answer is read, and the server would be taken for dead because its client was slow.
+    """
+
+    def __init__(self, timeout: asyncio.Timeout) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._timeout = timeout
+        self._timer: asyncio.TimerHandle | None = None
+
+    def allow(self, duration: float) -> None:
+        """Give what comes now *duration* seconds."""
+        self.__exit__()
+        self._timeout.reschedule(None)
+        self._timer = self._loop.call_later(duration / 2, self._begin_second_half, duration / 2)
+
+    def _begin_second_half(self, rest: float) -> None:
+        self._timeout.reschedule(self._loop.time() + rest)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+
 class RedisStore:
     """One event loop's connections to one Redis or Valkey.
 
     Args:
         url: `redis://`, `rediss://` (certificates and host names are checked) or `unix://`; no query options.
         deadline: Seconds that one operation may take on an open connection.
-        connect_timeout: Seconds to get a connection, opening one included.
+        connect_timeout: Seconds that opening a connection may take.
         max_connections: Connections open at once; further operations queue for one.
         max_bytes: Nothing longer is read, however long it is in the store.
 
@@ -106,7 +135,7 @@ class RedisStore:
         self._deadline = seconds("deadline", deadline)
         self._connect_timeout = seconds("connect_timeout", connect_timeout)
         self._max_bytes = count("max_bytes", max_bytes)
-        self._slots = asyncio.Semaphore(count("max_connections", max_connections))
+        self.concurrency = count("max_connections", max_connections)
         self._pool: Any = ConnectionPool(
             connection_class,
             max_connections=max_connections,
@@ -151,30 +180,34 @@ class RedisStore:
 
     async def _run(self, *commands: tuple[Any, ...]) -> list[Any]:
         """Run *commands*, each behind the type of its reply, in one round trip within the deadline."""
-        loop = asyncio.get_running_loop()
-        connected_by = loop.time() + self._connect_timeout
         try:
-            async with asyncio.timeout_at(connected_by):
-                await self._slots.acquire()
-        except TimeoutError:
-            raise Busy from None
-        try:
-            async with asyncio.timeout_at(connected_by) as deadline:
-                connection = await self._pool.get_connection()
-                try:
-                    deadline.reschedule(loop.time() + self._deadline)
-                    replies = await _converse(connection, commands)
-                finally:
-                    await self._pool.release(connection)
+            replies = await self._exchange(commands)
         except Exception:
             await self._distrust()
             raise
-        finally:
-            self._slots.release()
         for reply in replies:
             if isinstance(reply, Refused):
                 raise reply
         return replies
+
+    async def _exchange(self, commands: tuple[tuple[Any, ...], ...]) -> list[Any]:
+        async with asyncio.timeout(None) as timeout:
+            with _Patience(timeout) as patience:
+                patience.allow(self._connect_timeout)
+                connection = await self._pool.get_connection()
+                try:
+                    if connection._writer.is_closing():  # noqa: SLF001  # reset while idle: the pool does not notice
+                        await connection.disconnect(nowait=True)
+                        await connection.connect()
+                    patience.allow(self._deadline)
+                    await connection.send_packed_command(connection.pack_commands(command for _, *command in commands))
+                    return [await _reply(connection, kind) for kind, *_ in commands]
+                except BaseException:
+                    # Whatever it was, replies may be under way that the next caller would take for theirs.
+                    await connection.disconnect(nowait=True)
+                    raise
+                finally:
+                    await self._pool.release(connection)
 
     async def _distrust(self) -> None:
         """Let no idle connection be used again.
@@ -186,16 +219,6 @@ class RedisStore:
 
     def __repr__(self) -> str:
         return "<RedisStore>"  # the URL may hold a password
-
-
-async def _converse(connection: Any, commands: tuple[tuple[Any, ...], ...]) -> list[Any]:
-    try:
-        await connection.send_packed_command(connection.pack_commands(command for _, *command in commands))
-        return [await _reply(connection, kind) for kind, *_ in commands]
-    except BaseException:
-        # Whatever it was, replies may be under way that the next caller would take for theirs.
-        await connection.disconnect(nowait=True)
-        raise
 
 
 async def _reply(connection: Any, kind: type[Any]) -> Any:
