@@ -1,3 +1,4 @@
+import asyncio
 import re
 from collections.abc import Callable
 
@@ -7,7 +8,7 @@ from redis.asyncio import Redis
 from stampede_guard import Guard, coalesce
 from stampede_guard._codec import key_digest
 from stampede_guard.stores._tier import key_of
-from stampede_guard.testing import ManualClock
+from stampede_guard.testing import Gate, ManualClock
 
 MakeGuard = Callable[..., Guard]
 
@@ -256,6 +257,26 @@ async def test_invalidate_removes_from_the_store(make_guard: MakeGuard, namespac
         answer = await guard.fetch("menu-7", load, ttl=5, l2_ttl=60, returns=str)
 
     assert (True, 0, "new") == (confirmed, left, answer)
+
+
+async def test_i3_overtaken_load_is_not_stored(make_guard: MakeGuard, namespace: str, admin: Redis) -> None:
+    """A load that an invalidation overtook answers its caller, and is found neither in the store nor in memory."""
+    gate = Gate()
+
+    async def load() -> str:
+        await gate.passage()
+        return "old"
+
+    async with make_guard() as guard:
+        call = asyncio.create_task(guard.fetch("menu-7", load, ttl=60, l2_ttl=60, returns=str))
+        await gate.arrivals(1)
+        await guard.invalidate("menu-7")
+        gate.open()
+        answer = await call
+        kept = guard._site().memory.get("menu-7")
+
+    assert ("old", None) == (answer, kept)
+    assert not await admin.exists(f"sg1:{{{namespace}:menu-7}}:v")
 
 
 async def test_invalidating_what_is_not_there_is_confirmed(make_guard: MakeGuard) -> None:

@@ -251,9 +251,13 @@ async def test_a_stall_of_the_loop_is_not_the_servers() -> None:
 
 async def test_patience_ends() -> None:
     """Without an answer the block ends in a `TimeoutError`, and a new allowance replaces the old one."""
-    with pytest.raises(TimeoutError):
+
+    async def wait() -> None:
         async with asyncio.timeout(None) as timeout:
             with _Patience(timeout) as patience:
                 patience.allow(3600)
                 patience.allow(0.01)
                 await asyncio.get_running_loop().create_future()
+
+    with pytest.raises(TimeoutError):
+        await wait()
