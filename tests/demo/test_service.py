@@ -50,7 +50,8 @@ def serve() -> Serve:
 
     @contextmanager
     def run(settings: Settings) -> Generator[str]:
-        config = uvicorn.Config(create_app(settings), ws="none", log_level="warning")
+        # On a busy machine a test may take longer than the five seconds after which an idle connection is closed.
+        config = uvicorn.Config(create_app(settings), ws="none", log_level="warning", timeout_keep_alive=60)
         server = uvicorn.Server(config)
         with socket.socket() as listener:
             listener.bind((HOST, 0))

@@ -25,7 +25,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def _prepare(loop: asyncio.AbstractEventLoop, factory: str) -> list[dict[str, Any]]:
-    if factory == "eager":
+    if sys.version_info >= (3, 12) and factory == "eager":
         loop.set_task_factory(asyncio.eager_task_factory)
     complaints: list[dict[str, Any]] = []
     loop.set_exception_handler(lambda _, complaint: complaints.append(complaint))

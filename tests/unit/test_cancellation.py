@@ -132,15 +132,17 @@ async def test_a_task_group_that_fails_takes_its_own_callers_only() -> None:
         await load.gate.arrivals(1)
         raise ValueError
 
-    async with asyncio.TaskGroup() as outer:
-        other = outer.create_task(board.debounce(OP, load))
-        with pytest.raises(ExceptionGroup):
-            async with asyncio.TaskGroup() as group:
-                group.create_task(board.debounce(OP, load))
-                group.create_task(fail())
-        load.gate.open()
+    async def fail_together() -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(board.debounce(OP, load))
+            group.create_task(fail())
 
-    assert "soup" == other.result()
+    other = asyncio.create_task(board.debounce(OP, load))
+    with pytest.raises(ExceptionGroup):
+        await fail_together()
+    load.gate.open()
+
+    assert "soup" == await other
 
 
 # In the same tick
@@ -148,7 +150,7 @@ async def test_a_task_group_that_fails_takes_its_own_callers_only() -> None:
 
 @pytest.mark.parametrize("ticks", range(8))
 async def test_leaving_while_the_load_lands(ticks: int, pause: Pause) -> None:
-    """However few ticks after the load's end a caller is cancelled: it is cancelled or answered, the others answered."""
+    """However few ticks after the load's end one is cancelled, that one is cancelled or answered, the rest answered."""
     board, load = Scoreboard(), Loader()
 
     calls = crowd(board, load)
@@ -330,7 +332,7 @@ async def test_the_last_one_gives_up() -> None:
     """A waiter whose time runs out has left too: with "cancel" the load ends with it."""
     board, load = Scoreboard(wait_timeout=0.001, on_abandon="cancel"), Loader()
 
-    with pytest.raises(WaitTimeout, match="s$"):
+    with pytest.raises(WaitTimeout, match=r" s$"):
         await board.debounce(OP, load)
     await board.drain(60)
 
@@ -503,6 +505,25 @@ async def test_cancelled_exit_leaves_no_load_behind() -> None:
         await call[0]
 
 
+async def test_cancelled_exit_closes_nothing_for_others() -> None:
+    """Who is cancelled while leaving, when somebody else has entered meanwhile, leaves the guard open to them."""
+    clock = ManualClock()
+    guard, load = Guard(lambda: FaultStore(clock), clock=clock, drain_timeout=60), Loader()
+
+    await guard.__aenter__()
+    call = asyncio.create_task(guard.fetch(OP, load))
+    await load.gate.arrivals(1)
+    leaving = asyncio.create_task(guard.__aexit__(None, None, None))
+    await asyncio.sleep(0)
+    async with guard:
+        leaving.cancel()
+        await asyncio.wait([leaving])
+        load.gate.open()
+        answer = await call
+
+    assert (True, "soup") == (leaving.cancelled(), answer)
+
+
 async def test_cancelled_entry_leaves_the_guard_closed() -> None:
     """Whoever is cancelled while a guard opens its store has not entered it; its connections are closed again."""
     clock, closed = ManualClock(), []
@@ -571,7 +592,7 @@ def test_mass_cancellation_looks_at_no_other_waiter(make_loop: MakeLoop) -> None
         __hash__ = asyncio.Future.__hash__
 
     loop, board = make_loop(), Scoreboard()
-    loop.create_future = lambda: Watched(loop=loop)  # type: ignore[method-assign, assignment]
+    loop.create_future = lambda: Watched(loop=loop)  # type: ignore[method-assign]
 
     async def crowd() -> None:
         calls = [asyncio.create_task(board.debounce(OP, never)) for _ in range(1_000)]

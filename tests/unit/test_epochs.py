@@ -1,0 +1,84 @@
+import sys
+import threading
+
+from stampede_guard._epochs import Epochs
+
+
+def test_epoch_stays_until_bumped() -> None:
+    """Two looks at an op without an invalidation in between are equal."""
+    epochs = Epochs()
+
+    assert epochs.of("a") == epochs.of("a")
+
+
+def test_bump_is_one_ops() -> None:
+    """An invalidation begins a new epoch of its op, and of no other."""
+    epochs = Epochs()
+    before = epochs.of("a"), epochs.of("b")
+
+    epochs.bump("a")
+
+    assert [False, True] == [epochs.of("a") == before[0], epochs.of("b") == before[1]]
+
+
+def test_bump_all_is_everybodys() -> None:
+    """`bump_all` begins a new epoch of ops that were invalidated before, and of those that never were."""
+    epochs = Epochs()
+    epochs.bump("a")
+    before = epochs.of("a"), epochs.of("b")
+
+    epochs.bump_all()
+
+    assert [False, False] == [epochs.of("a") == before[0], epochs.of("b") == before[1]]
+
+
+def test_epochs_never_come_back() -> None:
+    """Whatever is bumped in whatever order, no epoch of an op is seen twice."""
+    epochs, seen = Epochs(limit=2), []
+
+    for op in "aabcabcddddabca":
+        epochs.bump(op)
+        seen.append(epochs.of("a"))
+        if op == "d":
+            epochs.bump_all()
+            seen.append(epochs.of("a"))
+    changes = [now for now, before in zip(seen, [None, *seen], strict=False) if now != before]
+
+    assert len(changes) == len(set(changes))
+
+
+def test_epochs_are_bounded() -> None:
+    """When there is no room for another op, all begin a new epoch; an op that is there needs no room."""
+    epochs = Epochs(limit=2)
+    epochs.bump("a")
+    epochs.bump("b")
+    before = epochs.of("a"), epochs.of("z")
+
+    epochs.bump("b")
+    in_place = epochs.of("a"), epochs.of("z")
+    epochs.bump("c")
+
+    assert before == in_place
+    assert [False, False] == [epochs.of("a") == before[0], epochs.of("z") == before[1]]
+    assert 1 == len(epochs._ops)
+
+
+def test_no_bump_is_lost_between_threads() -> None:
+    """Invalidations of one op in two threads at once are two: each draws a number of its own."""
+    epochs, bumps = Epochs(), 20_000
+    interval = sys.getswitchinterval()
+
+    def bump() -> None:
+        for _ in range(bumps):
+            epochs.bump("a")
+
+    threads = [threading.Thread(target=bump) for _ in range(2)]
+    sys.setswitchinterval(1e-6)
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    sys.setswitchinterval(interval)
+    epochs.bump("b")
+
+    assert (0, 2 * bumps + 1) == epochs.of("b")

@@ -1,0 +1,561 @@
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from hashlib import blake2b
+
+import pytest
+
+from stampede_guard._codec import seal
+from stampede_guard._stats import Counters
+from stampede_guard.stores import Refused, Stored
+from stampede_guard.stores import _tier as tier_module
+from stampede_guard.stores._tier import Tier, key_of
+from stampede_guard.testing import FaultStore, Gate, ManualClock
+
+Pause = Callable[[], Awaitable[None]]
+Said = Callable[[], list[str]]
+
+OP = "menu-7"
+
+
+class NotedStore(FaultStore):
+    """A store that notes what it is asked, in order."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        super().__init__(clock)
+        self.asked: list[str] = []
+
+    async def read(self, key: str) -> Stored | None:
+        self.asked.append("read")
+        return await super().read(key)
+
+    async def write(self, key: str, envelope: bytes, life: float) -> None:
+        self.asked.append("write")
+        await super().write(key, envelope, life)
+
+    async def delete(self, key: str) -> None:
+        self.asked.append("delete")
+        await super().delete(key)
+
+
+class Rig:
+    """A tier, its store, its clock and its counters."""
+
+    def __init__(self, concurrency: int = 64) -> None:
+        self.clock = ManualClock()
+        self.store = NotedStore(self.clock)
+        self.store.concurrency = concurrency
+        self.tier = Tier(self.store, "menus", 100, self.clock)
+        self.counters = Counters()
+
+    async def read(self, op: str = OP) -> bytes | None:
+        found = await self.tier.read(op, 60, self.counters)
+        return None if found is None else found.envelope
+
+    async def fill(self, payload: bytes = b"soup", op: str = OP, *, holds: bool = True) -> None:
+        await self.tier.fill(op, payload, 60, lambda: holds, self.counters)
+
+    async def delete(self, op: str = OP) -> bool:
+        return await self.tier.delete(op, self.counters)
+
+    @property
+    def counted(self) -> dict[str, int]:
+        """What was counted."""
+        counts = {name: getattr(self.counters, name) for name in Counters.__slots__}
+        return {name: count for name, count in counts.items() if count}
+
+
+@pytest.fixture
+def rig() -> Rig:
+    """Return a tier over an empty store."""
+    return Rig()
+
+
+@pytest.fixture
+def narrow() -> Rig:
+    """Return a tier over a store that does one thing at a time."""
+    return Rig(concurrency=1)
+
+
+@pytest.fixture
+def said(caplog: pytest.LogCaptureFixture) -> Said:
+    """Return what was logged."""
+    caplog.set_level(logging.INFO, "stampede_guard")
+    return lambda: caplog.messages
+
+
+# What comes back
+
+
+async def test_what_was_filled_is_read(rig: Rig) -> None:
+    """A payload comes back as it was, with the seconds that it has left."""
+    await rig.fill()
+    rig.clock.advance(20)
+
+    assert Stored(b"soup", 40) == await rig.tier.read(OP, 60, rig.counters)
+    assert {} == rig.counted
+
+
+async def test_what_was_not_filled_is_a_miss(rig: Rig) -> None:
+    """Nothing there is counted as such."""
+    assert await rig.read() is None
+    assert {"l2_misses": 1} == rig.counted
+
+
+@pytest.mark.parametrize(
+    "envelope",
+    [b"", b"x", b"garbage" * 10, seal("menus:menu-8", b"soup"), seal("menus:menu-7", b"soup")[:-1]],
+    ids=["empty", "short", "garbage", "another op's", "cut off"],
+)
+async def test_foreign_bytes_are_a_miss(envelope: bytes, rig: Rig) -> None:
+    """Whatever a store makes up, it is counted, and never an answer."""
+    rig.store.contents[key_of("menus", OP)] = envelope, rig.clock() + 60
+
+    assert await rig.read() is None
+    assert {"l2_undecodable": 1} == rig.counted
+
+
+async def test_payload_that_is_too_large_is_not_read(rig: Rig) -> None:
+    """What a more generous process stored is read up to `max_bytes`."""
+    for op, size in (("a", 100), ("b", 101)):
+        rig.store.contents[key_of("menus", op)] = seal(f"menus:{op}", b"x" * size), rig.clock() + 60
+
+    assert (b"x" * 100, None) == (await rig.read("a"), await rig.read("b"))
+    assert {"l2_undecodable": 1} == rig.counted
+
+
+async def test_payload_that_is_too_large_is_not_stored(rig: Rig, said: Said) -> None:
+    """A value over `max_bytes` is counted, and logged once, whatever is stored in between."""
+    for size in (101, 100, 500, 100, 101):
+        await rig.fill(b"x" * size)
+
+    assert {"l2_errors": 3} == rig.counted
+    assert ["write", "write"] == rig.store.asked
+    assert ["FaultStore refuses to store: values larger than max_bytes=100"] == said()
+
+
+async def test_fill_that_no_longer_holds(rig: Rig) -> None:
+    """What was overtaken by the time it is its turn is not written."""
+    await rig.fill(holds=False)
+
+    assert [] == rig.store.asked
+
+
+@pytest.mark.parametrize(
+    ("op", "key"),
+    [
+        ("menu-7", "sg1:{menus:menu-7}:v"),
+        ("a" * 200, f"sg1:{{menus:{'a' * 200}}}:v"),
+        ("a" * 201, f"sg1:{{menus:{'a' * 64}~{blake2b(b'a' * 201, digest_size=20).hexdigest()}}}:v"),
+        ("a b{c}", "sg1:{menus:a_b_c_~c42c7b622a6ce9d33d78ae2a14fdf441bf1b127a}:v"),
+    ],
+)
+def test_keys_are_readable(op: str, key: str) -> None:
+    """An op of up to 200 safe characters stands in its key; another one's beginning does, before a digest."""
+    assert key == key_of("menus", op)
+
+
+def test_keys_are_never_too_long() -> None:
+    """Under a long namespace fewer ops are readable: Memcached takes 250 bytes."""
+    namespace = "n" * 100
+
+    assert [True, False] == ["a" * size in key_of(namespace, "a" * size) for size in (140, 141)]
+    assert 250 >= max(len(key_of(namespace, "a" * size)) for size in range(1, 300))
+
+
+def test_keys_differ() -> None:
+    """Ops that look alike in a key are told apart by their digests, lone surrogates included."""
+    ops = ["a b", "a_b", "a{b", "a\nb", "a" * 201, "a" * 202, "\ud800", "é"]
+
+    assert len(ops) == len({key_of("menus", op) for op in ops})
+
+
+# A store in trouble
+
+
+@pytest.mark.parametrize("error", [OSError("down"), RuntimeError("a bug"), TimeoutError(), AttributeError("closed")])
+async def test_store_that_fails(error: Exception, rig: Rig, said: Said) -> None:
+    """Whatever a driver raises is a miss, an unfilled answer, an unconfirmed delete; the third opens the breaker."""
+    rig.store.error = error
+
+    outcomes = [await rig.read(), await rig.fill(), await rig.delete()]  # type: ignore[func-returns-value]
+
+    assert [None, None, False] == outcomes
+    assert {"l2_errors": 3} == rig.counted
+    name = type(error).__name__
+    assert [f"FaultStore does not answer ({name}); going on without it, probing again and again"] == said()
+
+
+async def test_open_breaker_spares_the_store(rig: Rig) -> None:
+    """A store that does not answer is asked for nothing, until a probe is due."""
+    rig.store.error = OSError("down")
+    for _ in range(3):
+        await rig.read()
+    await rig.read()
+    await rig.fill()
+    rig.store.error = None
+    rig.clock.advance(0.2)
+    await rig.read()
+    await rig.fill()
+
+    assert ["read"] * 4 + ["write"] == rig.store.asked
+    assert {"l2_errors": 3, "l2_skips": 2, "l2_misses": 1} == rig.counted
+
+
+async def test_one_probe_at_a_time(rig: Rig, pause: Pause) -> None:
+    """While a probe is out, everybody else goes without the store, and without waiting."""
+    rig.store.error = OSError("down")
+    for _ in range(3):
+        await rig.read()
+    rig.clock.advance(0.2)
+    rig.store.gate, rig.store.error = Gate(), None
+    probe = asyncio.create_task(rig.read())
+    await rig.store.gate.arrivals(1)
+    others = [await rig.read() for _ in range(5)]
+    rig.store.gate.open()
+    await probe
+
+    assert ([None] * 5, 4) == (others, len(rig.store.asked))
+    assert "closed" == rig.tier.breaker.state
+
+
+async def test_cancelled_probe(rig: Rig) -> None:
+    """A probe that is cancelled leaves the way free for the next one."""
+    rig.store.error = OSError("down")
+    for _ in range(3):
+        await rig.read()
+    rig.clock.advance(0.2)
+    rig.store.gate, rig.store.error = Gate(), None
+    probe = asyncio.create_task(rig.read())
+    await rig.store.gate.arrivals(1)
+    probe.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await probe
+    rig.store.gate = None
+    rig.clock.advance(0.2)
+    await rig.read()
+
+    assert "closed" == rig.tier.breaker.state
+
+
+async def test_refusals_are_answers(rig: Rig, said: Said) -> None:
+    """A store that says no is alive: it is counted, logged once, and asked again."""
+    rig.store.error = Refused("OOM")
+
+    for _ in range(5):
+        await rig.fill()
+
+    assert {"l2_errors": 5} == rig.counted
+    assert ("closed", 5) == (rig.tier.breaker.state, len(rig.store.asked))
+    assert ["FaultStore refuses to write: OOM"] == said()
+
+
+async def test_refusals_of_writes_and_reads_are_told_apart(rig: Rig, said: Said) -> None:
+    """A store that may be read and not written says so once, not at each turn."""
+    for _ in range(5):
+        rig.store.error = None
+        await rig.read()
+        rig.store.error = Refused("READONLY")
+        await rig.fill()
+
+    assert ["FaultStore refuses to write: READONLY"] == said()
+
+
+async def test_end_of_refusals(rig: Rig, said: Said) -> None:
+    """After ten quiet seconds a yes is the end of it; a store that is almost full says yes and no by turns."""
+    for refusal in (Refused("OOM"), None, Refused("OOM"), None):
+        rig.store.error = refusal
+        rig.clock.advance(9)
+        await rig.fill()
+    rig.clock.advance(1)
+    await rig.fill()
+    await rig.fill()
+
+    assert ["FaultStore refuses to write: OOM", "FaultStore accepts to write again"] == said()
+
+
+async def test_another_reason_is_news(rig: Rig, said: Said) -> None:
+    """A refusal with another reason is logged too."""
+    for reason in ("OOM", "READONLY"):
+        rig.store.error = Refused(reason)
+        await rig.fill()
+
+    assert ["FaultStore refuses to write: OOM", "FaultStore refuses to write: READONLY"] == said()
+
+
+async def test_operations_queue_for_the_store(narrow: Rig, pause: Pause) -> None:
+    """A store that does one thing at a time is asked one thing at a time, in the order of arrival."""
+    gate = narrow.store.gate = Gate()
+    calls = [asyncio.create_task(narrow.read(op)) for op in "abc"]
+    await pause()
+    before = gate.arrived
+    gate.open()
+
+    assert [None] * 3 == await asyncio.gather(*calls)
+    assert (1, 3) == (before, gate.arrived)
+
+
+async def test_queue_that_is_too_long(narrow: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who waits too long for a turn goes without the store; that says nothing about its node."""
+    monkeypatch.setattr(tier_module, "_QUEUE", 0.001)
+    gate = narrow.store.gate = Gate()
+    first = asyncio.create_task(narrow.read("a"))
+    await gate.arrivals(1)
+    outcomes = await narrow.read("b"), await narrow.delete("c")
+    gate.open()
+    await first
+
+    assert (None, False) == outcomes
+    assert {"l2_misses": 1, "l2_skips": 2} == narrow.counted
+    assert "closed" == narrow.tier.breaker.state
+
+
+async def test_queue_for_a_store_that_turns_out_dead(narrow: Rig) -> None:
+    """When the store fails, those who queue for it leave as soon as that is known, unasked."""
+    gate = narrow.store.gate = Gate()
+    calls = [asyncio.create_task(narrow.read(op)) for op in "abcdefg"]
+    await gate.arrivals(1)
+    narrow.store.error = OSError("down")
+    gate.open()
+    await asyncio.gather(*calls)
+
+    assert {"l2_errors": 3, "l2_skips": 4} == narrow.counted
+
+
+async def test_cancelled_in_the_queue(narrow: Rig, pause: Pause) -> None:
+    """Whoever leaves the queue, or the store, leaves room for the next."""
+    gate = narrow.store.gate = Gate()
+    calls = [asyncio.create_task(narrow.read(op)) for op in "abc"]
+    await pause()
+    for call in calls[:2]:
+        call.cancel()
+    gate.open()
+
+    assert await calls[2] is None
+    assert {"l2_misses": 1} == narrow.counted
+
+
+async def test_store_that_does_not_open(rig: Rig, said: Said) -> None:
+    """A store that is dead at the start is not asked until a probe is due."""
+    rig.store.error = OSError("down")
+    await rig.tier.open()
+    await rig.read()
+
+    assert [] == rig.store.asked
+    assert 1 == len(said())
+
+
+async def test_store_that_opens(rig: Rig, said: Said) -> None:
+    """A store that answers at the start is nothing to talk of."""
+    await rig.tier.open()
+
+    assert ("closed", []) == (rig.tier.breaker.state, said())
+
+
+async def test_store_that_does_not_close(rig: Rig, said: Said, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store that fails as it is closed is logged, without its text, and nobody's error."""
+    await rig.tier.aclose()
+
+    async def fail() -> None:
+        raise OSError("redis://user:password@host is gone")
+
+    monkeypatch.setattr(rig.store, "aclose", fail)
+    await rig.tier.aclose()
+
+    assert ["FaultStore did not close cleanly (OSError)"] == said()
+
+
+# The order of writes
+
+
+async def test_delete_waits_for_the_fill_before_it(rig: Rig) -> None:
+    """A delete is sent when the fill that is under way has been answered, or it could overtake it."""
+    gate = rig.store.gate = Gate()
+    fill = asyncio.create_task(rig.fill())
+    await gate.arrivals(1)
+    rig.store.gate = None
+    delete = asyncio.create_task(rig.delete())
+    await asyncio.sleep(0)
+    before = [*rig.store.asked]
+    gate.open()
+
+    assert await delete
+    await fill
+    assert (["write"], ["write", "delete"], {}) == (before, rig.store.asked, rig.store.contents)
+
+
+async def test_other_ops_do_not_wait(rig: Rig) -> None:
+    """Each op has an order of its own."""
+    gate = rig.store.gate = Gate()
+    fill = asyncio.create_task(rig.fill())
+    await gate.arrivals(1)
+    rig.store.gate = None
+
+    assert await rig.delete("menu-8")
+    gate.open()
+    await fill
+
+
+async def test_order_is_kept_for_no_longer_than_needed(rig: Rig) -> None:
+    """Nothing remains of ops that nobody writes."""
+    for number in range(20):
+        await rig.fill(op=f"menu-{number}")
+        await rig.delete(f"menu-{number}")
+
+    assert (0, 0) == (len(rig.tier._writes), len(rig.tier._suspects))
+
+
+async def test_reader_of_an_op_that_is_being_invalidated(rig: Rig) -> None:
+    """A reader waits for the delete that is under way: what was stored before is not an answer any more."""
+    await rig.fill()
+    gate = rig.store.gate = Gate()
+    delete = asyncio.create_task(rig.delete())
+    await gate.arrivals(1)
+    rig.store.gate = None
+    reader = asyncio.create_task(rig.read())
+    await asyncio.sleep(0)
+    early = reader.done()
+    gate.open()
+
+    assert (False, True, None) == (early, await delete, await reader)
+
+
+async def test_reader_does_not_overtake_a_fill_with_a_pending_delete(rig: Rig) -> None:
+    """1. An old fill is under way. 2. An invalidation arrives. 3. A reader comes: it is served after both."""
+    gate = rig.store.gate = Gate()
+    fill = asyncio.create_task(rig.fill(b"old"))
+    await gate.arrivals(1)
+    rig.store.gate = None
+    delete = asyncio.create_task(rig.delete())
+    await asyncio.sleep(0)
+    reader = asyncio.create_task(rig.read())
+    await asyncio.sleep(0)
+    gate.open()
+
+    assert (None, True) == (await reader, await delete)
+    await fill
+    assert ["write", "delete", "read"] == rig.store.asked
+
+
+async def test_second_invalidation_is_not_covered_by_the_first(rig: Rig) -> None:
+    """A delete that was sent before an invalidation does not confirm it: another one is sent."""
+    first, second = Gate(), Gate()
+    rig.store.gate = first
+    one = asyncio.create_task(rig.delete())
+    await first.arrivals(1)
+    rig.store.gate = second
+    two = asyncio.create_task(rig.delete())
+    await asyncio.sleep(0)
+    reader = asyncio.create_task(rig.read())
+    first.open()
+    confirmed = await one
+    await second.arrivals(1)
+    early = reader.done()
+    second.open()
+
+    assert (True, False, True, None) == (confirmed, early, await two, await reader)
+    assert ["delete", "delete", "read"] == rig.store.asked
+
+
+async def test_one_delete_serves_all_who_asked_before_it(rig: Rig) -> None:
+    """Invalidations that queue up behind a write are confirmed by one delete together."""
+    gate = rig.store.gate = Gate()
+    fill = asyncio.create_task(rig.fill())
+    await gate.arrivals(1)
+    rig.store.gate = None
+    deletes = [asyncio.create_task(rig.delete()) for _ in range(5)]
+    await asyncio.sleep(0)
+    gate.open()
+
+    assert [True] * 5 == await asyncio.gather(*deletes)
+    await fill
+    assert ["write", "delete"] == rig.store.asked
+
+
+# Invalidations that the store did not confirm
+
+
+async def test_unconfirmed_op_is_neither_read_nor_filled(rig: Rig) -> None:
+    """Until the store has deleted it, an op is kept out of it: its old value may still be there."""
+    await rig.fill(b"old")
+    rig.store.error = Refused("READONLY")
+    confirmed = await rig.delete()
+    rig.store.asked.clear()
+    outcomes = [await rig.read(), await rig.fill(b"new")]  # type: ignore[func-returns-value]
+
+    assert (False, [None, None]) == (confirmed, outcomes)
+    assert ["delete", "delete"] == rig.store.asked
+
+
+@pytest.mark.parametrize("is_read", [True, False])
+async def test_pending_delete_comes_first(is_read: bool, rig: Rig) -> None:  # noqa: FBT001
+    """When the store is back, the next who needs it deletes, and then reads or fills."""
+    await rig.fill(b"old")
+    rig.store.error = OSError("down")
+    await rig.delete()
+    rig.store.error = None
+    rig.store.asked.clear()
+    found = await rig.read() if is_read else await rig.fill(b"new")  # type: ignore[func-returns-value]
+
+    assert found is None
+    assert ["delete", "read" if is_read else "write"] == rig.store.asked
+    assert (b"new" if not is_read else None) == await rig.read()
+
+
+async def test_delete_is_tried_with_an_open_breaker(rig: Rig) -> None:
+    """An invalidation is sent though the store seems dead, for the sake of the other processes; it may close it."""
+    rig.tier.breaker.trip("OSError")
+
+    assert await rig.delete()
+    assert ["delete"] == rig.store.asked
+    assert "closed" == rig.tier.breaker.state
+
+
+async def test_pending_delete_is_not_sent_to_a_dead_store(rig: Rig) -> None:
+    """Who reads an op that awaits its invalidation does not wait for a dead store either, and may be its probe."""
+    rig.store.error = OSError("down")
+    for _ in range(3):
+        await rig.delete()
+    skipped = [await rig.read() for _ in range(5)]
+    rig.store.error = None
+    rig.clock.advance(0.2)
+    await rig.read()
+
+    assert [None] * 5 == skipped
+    assert ["delete"] * 4 + ["read"] == rig.store.asked
+
+
+async def test_too_many_unconfirmed_ops(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When there is no room to remember another, nothing is read until all that was stored before has expired."""
+    monkeypatch.setattr(tier_module, "_SUSPECTS", 2)
+    for op in "abcd":
+        await rig.fill(op=op)
+    rig.store.error = Refused("READONLY")
+    for op in "abbc":
+        await rig.delete(op)
+    rig.store.error = None
+    blind = [await rig.read(op) for op in "abcd"]
+    skips = rig.counters.l2_skips
+    await rig.fill(b"new", "d")
+    rig.clock.advance(59)
+    blind.append(await rig.read("d"))
+    await rig.fill(b"new", "d")
+    rig.clock.advance(1)
+
+    assert ([None] * 5, 4) == (blind, skips)
+    assert (None, b"new") == (await rig.read("a"), await rig.read("d"))
+
+
+async def test_cancelled_delete_is_still_pending(rig: Rig) -> None:
+    """A delete that was cancelled on its way is made up for by the next reader."""
+    await rig.fill(b"old")
+    gate = rig.store.gate = Gate()
+    delete = asyncio.create_task(rig.delete())
+    await gate.arrivals(1)
+    delete.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await delete
+    rig.store.gate = None
+
+    assert await rig.read() is None
+    assert {} == rig.store.contents
