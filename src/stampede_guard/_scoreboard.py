@@ -67,7 +67,7 @@ class Flight(Generic[T]):
         self.task: asyncio.Task[T] | None = None
         self._waiters: set[asyncio.Future[str]] = set()
         self._was_joined = False
-        self.outer = _running_flight()  # the flight whose loader launched this one
+        self.outer = _current.get()  # the flight whose loader launched this one
         self.awaits: dict[object, Flight[Any]] = {}  # what this one's loader waits for, by the calls that wait
         self._value: T | None = None
         self._failure: Failure | None = None
@@ -99,7 +99,7 @@ class Flight(Generic[T]):
         """
         self._was_joined = True
         if not self.landed:
-            inside = _running_flight()
+            inside = _still_up(_current.get())
             if inside is None:
                 await self._sleep(timeout)
             else:
@@ -179,7 +179,6 @@ class Flight(Generic[T]):
         if self.landed:
             return
         self.landed = True
-        self.outer = None
         self.board.clear(self)
         self._counters.in_flight -= 1
         self._counters.abandoned += self._was_joined and not self._waiters
@@ -217,11 +216,10 @@ class Flight(Generic[T]):
         return f"<Flight {self.op} {len(self._waiters)} waiters{', landed' if self.landed else ''}>"
 
 
-def _running_flight() -> Flight[Any] | None:
-    """Return the flight that the running code loads for, while anybody can be waiting for it."""
-    current = _current.get()
-    flight = None if current is None else current()
-    return None if flight is None or flight.landed else flight
+def _still_up(flight: ref[Flight[Any]] | None) -> Flight[Any] | None:
+    """Return the flight of the reference, unless it has landed: nobody waits for what runs on after that."""
+    referent = None if flight is None else flight()
+    return None if referent is None or referent.landed else referent
 
 
 def _wake(waiter: asyncio.Future[str], why: str) -> None:
@@ -330,12 +328,12 @@ class Scoreboard:
         return flight
 
     def _check_recursion(self, op: str) -> None:
-        flight = _running_flight()
+        flight = _still_up(_current.get())
         while flight is not None:
             if flight.op == op and flight.board is self:
                 message = f"{op}: its loader calls itself"
                 raise RecursiveLoad(message)
-            flight = flight.outer
+            flight = _still_up(flight.outer)
 
     def forget(self, op: str) -> None:
         """Let the next caller start afresh; whoever waits now still gets their answer."""

@@ -551,6 +551,25 @@ async def test_refresh_overtakes_a_load(guard: Guard, load: Loader) -> None:
     assert "soup 2" == await guard.call(operation, OP, load, (), {})
 
 
+async def test_refresh_overtakes_a_load_of_the_same_tick(guard: Guard, load: Loader) -> None:
+    """A load that was only just launched is overtaken by a refresh like any other."""
+    operation = plain(guard, ttl=60)
+    gates = [Gate(), Gate()]
+
+    async def load_nth(number: int) -> str:
+        await gates[number].passage()
+        return f"soup {number}"
+
+    call = asyncio.create_task(guard.call(operation, OP, load_nth, (0,), {}))
+    refresh = asyncio.create_task(guard.refresh(operation, OP, partial(load_nth, 1)))
+    for gate in reversed(gates):
+        await gate.arrivals(1)
+        gate.open()
+        await (refresh if gate is gates[1] else call)
+
+    assert "soup 1" == await guard.call(operation, OP, load, (), {})
+
+
 async def test_refresh_that_fails(guard: Guard, load: Loader) -> None:
     """When a refresh fails, its caller gets the error, and what was cached stays."""
     operation = plain(guard, ttl=60)
@@ -604,6 +623,7 @@ async def test_loader_that_refreshes_itself(guard: Guard) -> None:
 
 
 ANSWERS: list[str] = []
+GATES: list[Gate] = []
 
 
 def define(guard: Guard) -> Callable[[], Awaitable[str]]:
@@ -611,21 +631,34 @@ def define(guard: Guard) -> Callable[[], Awaitable[str]]:
 
     @coalesce("menu", guard=guard, ttl=60)
     async def load_menu() -> str:
-        return ANSWERS[-1]
+        answer = ANSWERS[-1]
+        await GATES[-1].passage()
+        return answer
 
     return load_menu
 
 
 async def test_function_defined_anew() -> None:
-    """When a function is defined anew, what the old one left in memory is not the new one's."""
-    guard, answers = Guard(), []
+    """When a function is defined anew, what the old one left in memory, or has under way, is not the new one's."""
+    guard, calls = Guard(), []
+    ANSWERS.clear()
+    GATES.clear()
 
-    for answer in ("old", "new"):
+    for answer in ("older", "old", "new"):
         ANSWERS.append(answer)
+        GATES.append(Gate())
         load_menu = define(guard)
-        answers += [await load_menu(), await load_menu()]
+        calls.append(asyncio.create_task(load_menu()))
+        await GATES[-1].arrivals(1)
+        if answer == "older":
+            GATES[-1].open()
+            await calls[0]
+    for gate in reversed(GATES):
+        gate.open()
+        await asyncio.wait(calls[GATES.index(gate) :])
+    answers = await asyncio.gather(*calls, load_menu())
 
-    assert ["old", "old", "new", "new"] == answers
+    assert ["older", "old", "new", "new"] == answers
 
 
 # peek

@@ -372,6 +372,32 @@ async def test_same_op_on_another_scoreboard_is_no_circle() -> None:
     assert "soup" == await ours.debounce(OP, lambda: theirs.debounce(OP, load))
 
 
+async def test_load_that_no_longer_waits_is_no_part_of_a_circle(pause: Pause) -> None:
+    """A load that gave up on a second one may be waited for by that."""
+    board, second, first = Scoreboard(), Gate(), Gate()
+
+    async def load_second() -> Any:
+        await second.passage()
+        return await board.debounce("first", never)
+
+    async def load_first() -> str:
+        part = asyncio.create_task(board.debounce("second", load_second))
+        await second.arrivals(1)
+        part.cancel()
+        await asyncio.wait([part])
+        await first.passage()
+        return "soup"
+
+    calls = [asyncio.create_task(board.debounce("first", load_first))]
+    await first.arrivals(1)
+    calls.append(asyncio.create_task(board.debounce("second", never)))
+    second.open()
+    await pause()
+    first.open()
+
+    assert ["soup", "soup"] == await asyncio.gather(*calls)
+
+
 async def test_task_that_a_load_left_behind_may_ask_for_the_same_op(pause: Pause) -> None:
     """Once the load has landed, what it started may call the op again."""
     board, gate, started = Scoreboard(), Gate(), []
@@ -661,6 +687,26 @@ async def test_what_a_load_leaves_open_does_not_keep_its_answer(pause: Pause) ->
     assert answer() is None
     gate.open()
     await opened[0]
+
+
+async def test_what_a_load_launches_does_not_keep_its_answer(pause: Pause) -> None:
+    """A load that goes on after the one that launched it has landed keeps nothing of that."""
+    board, gate = Scoreboard(), Gate()
+
+    async def load() -> Menu:
+        part = asyncio.create_task(board.debounce("part", gated(gate)))
+        await gate.arrivals(1)
+        part.cancel()
+        await asyncio.wait([part])
+        return Menu()
+
+    answer = ref(await board.debounce(OP, load))
+    await pause()
+    gc.collect(1)
+
+    assert answer() is None
+    gate.open()
+    await board.drain(60)
 
 
 async def test_a_failure_makes_no_reference_cycle() -> None:
