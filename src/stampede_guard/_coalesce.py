@@ -104,7 +104,7 @@ class Coalesced(Generic[P, T]):
 
     def peek(self, *args: P.args, **kwargs: P.kwargs) -> Entry[T] | None:
         """Return this process's fresh entry, or `None`; loads nothing and waits for nothing."""
-        return self.guard.peek(self._operation, self._build_key(*args, **kwargs))
+        return self.guard.peek(self._build_key(*args, **kwargs))
 
     async def bypass(self, *args: P.args, **kwargs: P.kwargs) -> T:
         """Run the function for this caller alone: nothing is read, shared or stored."""

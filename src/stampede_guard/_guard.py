@@ -23,7 +23,7 @@ from ._entry import Entry
 from ._epochs import Epochs
 from ._keys import KeySpec
 from ._memory import Memory
-from ._operation import NO_ANNOTATION, Operation
+from ._operation import NO_ANNOTATION, Operation, hand_out
 from ._policy import Duration, Options, Policy, count, fraction, seconds
 from ._registry import Registry
 from ._scoreboard import Flight
@@ -113,7 +113,7 @@ class Guard:
         entry = site.memory.get(op)  # 1
         if entry is not None:
             operation.counters.l1_hits += 1
-            hit: T = operation.hand_out(entry.value)
+            hit: T = hand_out(entry.value)
             return hit
         shares = self._shares(op)
         flight = site.board.current(op) if shares else None  # 2
@@ -121,7 +121,7 @@ class Guard:
             operation.counters.joins += 1
         else:
             flight = self._launch(site, operation, op, partial(function, *args, **kwargs), is_private=not shares)
-        answer: T = operation.hand_out(await flight.wait(operation.policy.wait_timeout))
+        answer: T = hand_out(await flight.wait(operation.policy.wait_timeout))
         return answer
 
     def _launch(
@@ -166,7 +166,7 @@ class Guard:
             decoded = None if stored is None else operation.decode(stored.envelope)
             if stored is not None and decoded is not None:
                 counters.l2_hits += 1
-                kept = stored.envelope if policy.isolate else decoded[0]
+                kept = operation.isolate(stored.envelope) if policy.isolate else decoded[0]
                 if still_holds():
                     self._keep(site, op, kept, policy, stored.life)
                 return kept
@@ -176,7 +176,7 @@ class Guard:
         payload = operation.encode(value) if tier is not None or policy.isolate else b""
         if tier is not None and l2_ttl is not None:
             await tier.fill(op, payload, _spread(l2_ttl, policy.jitter), still_holds, counters)  # 6
-        kept = payload if policy.isolate else value
+        kept = operation.isolate(payload) if policy.isolate else value
         if still_holds():
             self._keep(site, op, kept, policy, None)  # 7
         elif not flight.landed:
@@ -260,7 +260,7 @@ class Guard:
             self._epochs.bump(op)
             site.board.forget(op)
             flight = self._launch(site, operation, op, load, is_private=not shares, is_refresh=True)
-        answer: T = operation.hand_out(await flight.wait(operation.policy.wait_timeout))
+        answer: T = hand_out(await flight.wait(operation.policy.wait_timeout))
         return answer
 
     async def invalidate(self, op: str, *, is_stored: bool = True) -> bool:
@@ -282,12 +282,10 @@ class Guard:
         confirmation = site.delete(op)
         return confirmation is None or await confirmation.wait()
 
-    def peek(self, operation: Operation, op: str) -> Entry[Any] | None:
+    def peek(self, op: str) -> Entry[Any] | None:
         """Return this loop's fresh entry of *op* without loading, counting or waiting."""
         entry = self._site().memory.get(op)
-        if entry is None or not operation.policy.isolate:
-            return entry
-        return Entry(operation.hand_out(entry.value), entry.fresh_until)
+        return None if entry is None else Entry(hand_out(entry.value), entry.fresh_until)
 
     def stats(self) -> Stats:
         """Return a snapshot of the counters, in total and of each operation."""

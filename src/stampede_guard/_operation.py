@@ -12,6 +12,25 @@ from .errors import CannotEncode, ConfigurationError
 NO_ANNOTATION: Any = object()
 
 
+class Isolated:
+    """An encoded value, with what decodes it: an op may be asked for by operations with different options."""
+
+    __slots__ = ("_codec", "_payload")
+
+    def __init__(self, payload: bytes, codec: Codec) -> None:
+        self._payload = payload
+        self._codec = codec
+
+    def copy(self) -> Any:
+        """Return the value, as an object that nobody else has."""
+        return self._codec.decode(self._payload)
+
+
+def hand_out(kept: Any) -> Any:
+    """Return what one caller gets of what is *kept*: the thing itself, or a copy of their own."""
+    return kept.copy() if kept.__class__ is Isolated else kept
+
+
 class Operation:
     """What the data path needs to know of a decorated function.
 
@@ -115,9 +134,9 @@ class Operation:
             self.counters.l2_undecodable += 1
             return None
 
-    def hand_out(self, kept: Any) -> Any:
-        """Return what one caller gets of what is *kept*: the thing itself, or a copy of their own."""
-        return self.codec.decode(kept) if self.policy.isolate else kept
+    def isolate(self, payload: bytes) -> "Isolated":
+        """Return what is kept so that every caller gets a copy of their own."""
+        return Isolated(payload, self.codec)
 
     def context(self) -> Context:
         """Return the context for a load launched by the running code.

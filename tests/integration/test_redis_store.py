@@ -10,7 +10,7 @@ from demo_api.servers import valkey_server
 from stampede_guard import ConfigurationError, Guard
 from stampede_guard._stats import Counters
 from stampede_guard.stores._tier import Tier
-from stampede_guard.stores.redis import RedisStore, _Patience, connection_options, redis_stores
+from stampede_guard.stores.redis import RedisStore, connection_options, redis_stores
 from stampede_guard.testing import ManualClock
 
 CANARY = "canary"
@@ -228,36 +228,3 @@ def test_repr_shows_no_url() -> None:
     url = f"redis://{CANARY}:{CANARY}@{CANARY}:6379/0"
 
     assert CANARY not in repr(RedisStore(url)) + repr(Guard(url))
-
-
-async def test_a_stall_of_the_loop_is_not_the_servers() -> None:
-    """An answer that arrives while the loop is stalled beyond the deadline is read all the same."""
-    loop = asyncio.get_running_loop()
-    answer: asyncio.Future[str] = loop.create_future()
-
-    def stall() -> None:
-        due = loop.time() + 0.25
-        while loop.time() < due:
-            pass
-        loop.call_soon(loop.call_soon, answer.set_result, "soup")  # read by the loop in one iteration, woken in another
-
-    loop.call_soon(stall)
-    async with asyncio.timeout(None) as timeout:
-        with _Patience(timeout) as patience:
-            patience.allow(0.2)
-
-            assert await answer == "soup"
-
-
-async def test_patience_ends() -> None:
-    """Without an answer the block ends in a `TimeoutError`, and a new allowance replaces the old one."""
-
-    async def wait() -> None:
-        async with asyncio.timeout(None) as timeout:
-            with _Patience(timeout) as patience:
-                patience.allow(3600)
-                patience.allow(0.01)
-                await asyncio.get_running_loop().create_future()
-
-    with pytest.raises(TimeoutError):
-        await wait()

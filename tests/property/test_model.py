@@ -250,7 +250,7 @@ class GuardMachine(RuleBasedStateMachine):
 
     def _peek(self, op: str) -> Any:
         async def peek() -> Any:
-            return self.guard.peek(self.operation, op)
+            return self.guard.peek(op)
 
         entry = self.loop.run_until_complete(peek())
         return None if entry is None else entry.value

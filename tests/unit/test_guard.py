@@ -667,12 +667,12 @@ async def test_function_defined_anew() -> None:
 async def test_peek_tells_and_changes_nothing(guard: Guard, load: Loader, clock: ManualClock) -> None:
     """`peek` returns the fresh entry of this loop's memory, or `None`, and counts as no call."""
     operation = plain(guard, ttl=5, jitter=0)
-    before = guard.peek(operation, OP)
+    before = guard.peek(OP)
     await guard.call(operation, OP, load, (), {})
-    entry = guard.peek(operation, OP)
+    entry = guard.peek(OP)
     clock.advance(5)
 
-    assert before is guard.peek(operation, OP) is None
+    assert before is guard.peek(OP) is None
     assert entry is not None
     assert ("soup 1", clock()) == (entry.value, entry.fresh_until)
     assert 1 == guard.stats().calls
@@ -683,7 +683,7 @@ async def test_peek_decodes_isolated_answers(guard: Guard, load: Loader) -> None
     operation = plain(guard, ttl=5, isolate=True)
     await guard.call(operation, OP, load, (), {})
 
-    assert "soup 1" == guard.peek(operation, OP).value  # type: ignore[union-attr]
+    assert "soup 1" == guard.peek(OP).value  # type: ignore[union-attr]
 
 
 # enabled and rollout
@@ -848,7 +848,7 @@ async def test_closed_guard(store: FaultStore, clock: ManualClock, load: Loader)
             with pytest.raises(GuardClosed, match="async with guard:"):
                 await use
         with pytest.raises(GuardClosed):
-            guard.peek(plain(guard), OP)
+            guard.peek(OP)
         async with guard:
             assert await guard.fetch(OP, load)
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from stampede_guard import CannotEncode, ConfigurationError
-from stampede_guard._operation import NO_ANNOTATION, Operation
+from stampede_guard._operation import NO_ANNOTATION, Operation, hand_out
 from stampede_guard._policy import Policy
 from stampede_guard._stats import Counters
 
@@ -213,14 +213,14 @@ def test_hand_out_as_it_is() -> None:
     """Everybody gets the same object by default."""
     value = [7]
 
-    assert operation(list[int], isolate=False).hand_out(value) is value
+    assert hand_out(value) is value
 
 
 def test_hand_out_copies() -> None:
     """Isolated values are decoded for each caller."""
     subject = operation(list[int])
-    kept = subject.encode([7])
-    mine, theirs = subject.hand_out(kept), subject.hand_out(kept)
+    kept = subject.isolate(subject.encode([7]))
+    mine, theirs = hand_out(kept), hand_out(kept)
     mine.append(8)
 
     assert [7] == theirs

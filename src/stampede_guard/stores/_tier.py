@@ -14,6 +14,7 @@ from .._breaker import Breaker
 from .._codec import seal, unseal
 from .._stats import Counters
 from . import Refused, Store, Stored
+from ._patience import Patience
 
 T = TypeVar("T")
 
@@ -158,7 +159,7 @@ class Tier:
     async def _queue(self, counters: Counters) -> None:
         """Wait for a slot. A burst has to queue somewhere, and a database has fewer connections than this."""
         try:
-            async with asyncio.timeout(_QUEUE):
+            async with Patience(_QUEUE):
                 await self._slots.acquire()
         except TimeoutError:
             counters.l2_skips += 1

@@ -9,12 +9,13 @@ of our own spans the whole operation instead, and a connection that failed is ne
 import asyncio
 import re
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from .._policy import Duration, count, seconds
 from ..errors import ConfigurationError
 from . import Refused, Stored
+from ._patience import Patience
 
 try:
     from redis.asyncio.connection import Connection, ConnectionPool, SSLConnection, UnixDomainSocketConnection
@@ -75,35 +76,6 @@ def connection_options(url: str) -> tuple[type[Any], dict[str, Any]]:
         raise ConfigurationError(message)
     address = {"host": parts.hostname or "localhost", "port": port or 6379, "db": int(database)}
     return SSLConnection if parts.scheme == "rediss" else Connection, {**login, **address}
-
-
-class _Patience:
-    """A deadline of which a stall of this process's own event loop uses up half at the most.
-
-    While the loop was busy elsewhere, a healthy server's answer may have been lying in the socket. A plain timer
-    would be due before that answer is read, and the server would be taken for dead because its client was slow.
-    """
-
-    def __init__(self, timeout: asyncio.Timeout) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._timeout = timeout
-        self._timer: asyncio.TimerHandle | None = None
-
-    def allow(self, duration: float) -> None:
-        """Give what comes now *duration* seconds."""
-        self.__exit__()
-        self._timeout.reschedule(None)
-        self._timer = self._loop.call_later(duration / 2, self._begin_second_half, duration / 2)
-
-    def _begin_second_half(self, rest: float) -> None:
-        self._timeout.reschedule(self._loop.time() + rest)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
 
 
 class RedisStore:
@@ -191,23 +163,21 @@ class RedisStore:
         return replies
 
     async def _exchange(self, commands: tuple[tuple[Any, ...], ...]) -> list[Any]:
-        async with asyncio.timeout(None) as timeout:
-            with _Patience(timeout) as patience:
-                patience.allow(self._connect_timeout)
-                connection = await self._pool.get_connection()
-                try:
-                    if connection._writer.is_closing():  # noqa: SLF001  # reset while idle: the pool does not notice
-                        await connection.disconnect(nowait=True)
-                        await connection.connect()
-                    patience.allow(self._deadline)
-                    await connection.send_packed_command(connection.pack_commands(command for _, *command in commands))
-                    return [await _reply(connection, kind) for kind, *_ in commands]
-                except BaseException:
-                    # Whatever it was, replies may be under way that the next caller would take for theirs.
+        async with Patience(self._connect_timeout) as patience:
+            connection = await self._pool.get_connection()
+            try:
+                if connection._writer.is_closing():  # noqa: SLF001  # reset while idle: the pool does not notice
                     await connection.disconnect(nowait=True)
-                    raise
-                finally:
-                    await self._pool.release(connection)
+                    await connection.connect()
+                patience.restart(self._deadline)
+                await connection.send_packed_command(connection.pack_commands(command for _, *command in commands))
+                return [await _reply(connection, kind) for kind, *_ in commands]
+            except BaseException:
+                # Whatever it was, replies may be under way that the next caller would take for theirs.
+                await connection.disconnect(nowait=True)
+                raise
+            finally:
+                await self._pool.release(connection)
 
     async def _distrust(self) -> None:
         """Let no idle connection be used again.
