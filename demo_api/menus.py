@@ -1,47 +1,26 @@
 """The menus in Postgres."""
 
-from typing import Final
+from collections.abc import Sequence
+from typing import Any, Final
 
 import asyncpg
 
-from .models import ItemChange, ItemSummary, Menu
+from .models import Category, Item, ItemChange, ItemSummary, Menu, Option, OptionGroup
 
-# Postgres puts the tree together: one round trip and no row of it repeated, as joins over five levels would.
 SELECT_MENU: Final = """
-SELECT json_build_object(
-    'restaurant_id', restaurant.id,
-    'restaurant', restaurant.name,
-    'cuisine', restaurant.cuisine,
-    'currency', restaurant.currency,
-    'updated_at', restaurant.updated_at,
-    'categories', ARRAY(
-        SELECT json_build_object('id', category.id, 'name', category.name, 'items', ARRAY(
-            SELECT json_build_object(
-                'id', item.id,
-                'name', item.name,
-                'description', item.description,
-                'price_cents', item.price_cents,
-                'available', item.available,
-                'option_groups', ARRAY(
-                    SELECT json_build_object(
-                        'id', option_group.id,
-                        'name', option_group.name,
-                        'min_choices', option_group.min_choices,
-                        'max_choices', option_group.max_choices,
-                        'options', ARRAY(
-                            SELECT json_build_object('id', id, 'name', name, 'price_cents', price_cents)
-                            FROM options WHERE option_group_id = option_group.id ORDER BY position
-                        )
-                    )
-                    FROM option_groups AS option_group WHERE item_id = item.id ORDER BY position
-                )
-            )
-            FROM items AS item WHERE category_id = category.id ORDER BY position
-        ))
-        FROM categories AS category WHERE restaurant_id = restaurant.id ORDER BY position
-    )
-)
-FROM restaurants AS restaurant WHERE restaurant.id = $1
+SELECT
+    restaurant.id AS restaurant_id, restaurant.name AS restaurant, cuisine, currency, updated_at,
+    category.id AS category_id, category.name AS category,
+    item.id AS item_id, item.name AS item, description, item.price_cents, available,
+    option_group.id AS group_id, option_group.name AS option_group, min_choices, max_choices,
+    option.id AS option_id, option.name AS option, option.price_cents AS option_price_cents
+FROM restaurants AS restaurant
+LEFT JOIN categories AS category ON category.restaurant_id = restaurant.id
+LEFT JOIN items AS item ON item.category_id = category.id
+LEFT JOIN option_groups AS option_group ON option_group.item_id = item.id
+LEFT JOIN options AS option ON option.option_group_id = option_group.id
+WHERE restaurant.id = $1
+ORDER BY category.position, item.position, option_group.position, option.position
 """
 
 UPDATE_ITEM: Final = """
@@ -58,6 +37,38 @@ TOUCH_RESTAURANT: Final = "UPDATE restaurants SET updated_at = now() WHERE id = 
 
 
 MAX_ID: Final = 2**31 - 1  # the largest integer of Postgres
+
+
+def menu_of(rows: Sequence[asyncpg.Record]) -> Menu:
+    """Put a menu together from joined rows: one for each option, in the order of the menu.
+
+    A row begins whatever differs from the row before; what a restaurant, category or item lacks is null.
+    """
+    menu = Menu(**_part(rows[0], "restaurant_id", "restaurant", "cuisine", "currency", "updated_at"), categories=[])
+    for row in rows:
+        categories = menu.categories
+        if _begins(categories, row["category_id"]):
+            categories.append(Category(id=row["category_id"], name=row["category"], items=[]))
+        items = categories[-1].items if categories else []
+        if _begins(items, row["item_id"]):
+            part = _part(row, "description", "price_cents", "available")
+            items.append(Item(id=row["item_id"], name=row["item"], **part, option_groups=[]))
+        groups = items[-1].option_groups if items else []
+        if _begins(groups, row["group_id"]):
+            part = _part(row, "min_choices", "max_choices")
+            groups.append(OptionGroup(id=row["group_id"], name=row["option_group"], **part, options=[]))
+        if row["option_id"] is not None:
+            option = Option(id=row["option_id"], name=row["option"], price_cents=row["option_price_cents"])
+            groups[-1].options.append(option)
+    return menu
+
+
+def _begins(parts: Sequence[Category | Item | OptionGroup], part_id: int | None) -> bool:
+    return part_id is not None and (not parts or parts[-1].id != part_id)
+
+
+def _part(row: asyncpg.Record, *names: str) -> dict[str, Any]:
+    return {name: row[name] for name in names}
 
 
 class MenuRepository:
@@ -79,10 +90,8 @@ class MenuRepository:
         if restaurant_id > MAX_ID:
             return None
         self.queries += 1
-        found: str | None = await self._pool.fetchval(SELECT_MENU, restaurant_id)
-        if found is None:
-            return None
-        return Menu.model_validate_json(found).model_dump_json().encode()
+        rows = await self._pool.fetch(SELECT_MENU, restaurant_id)
+        return menu_of(rows).model_dump_json().encode() if rows else None
 
     async def update_item(self, restaurant_id: int, item_id: int, change: ItemChange) -> ItemSummary | None:
         """Change an item, and note on its restaurant that the menu changed, in one transaction.
