@@ -4,8 +4,8 @@ import asyncio
 from types import TracebackType
 from typing import Self
 
-_STEPS = 2
-_STALLS = 8
+_STEPS = 8  # an answer takes some iterations of the loop: to be sent, to be read, to wake its task
+_STALLS = 16
 
 
 class Patience:
@@ -14,7 +14,7 @@ class Patience:
     While the loop is busy elsewhere, the answer of a healthy server lies in the socket. A plain timer would be due
     before that answer is read: the server would be taken for dead because its client is slow, and a service at its
     limit would turn from its cache to its database. So the deadline passes in steps, and a step that comes later
-    than it is long does not count; at the most eight do not, since a loop may be late for ever.
+    than it is long does not count; at the most sixteen do not, since a loop may be late for ever.
 
     Args:
         duration: Seconds.
