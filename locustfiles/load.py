@@ -9,16 +9,20 @@ from typing import Protocol
 
 import gevent
 from connection import FAILURES, Connection
+from gevent import GreenletExit
 from gevent.pool import Group
 from gevent.queue import SimpleQueue
 from locust import FastHttpUser, task
-from locust.exception import CatchResponseError
+from locust.exception import CatchResponseError, StopUser
 from options import options_of
 from run import run
+from samples import Outcome
 
 # A refused connection fails at once: without a pause, users would spend a server's restart on nothing but errors.
 PAUSE_AFTER_FAILURE = 0.05
 BATCH = 1024
+BURST = 100
+OK = 200
 GREETING = "/healthz"
 
 
@@ -66,6 +70,7 @@ class MenuUser(FastHttpUser):
             self._arrive_on_time(self._options.rate)
         else:
             self._ask_again_and_again()
+        raise StopUser  # or Locust would begin this task anew
 
     def _choose(self, source: random.Random) -> Iterator[str]:
         options = self._options
@@ -95,8 +100,12 @@ class MenuUser(FastHttpUser):
         begun_at = perf_counter()
         for arrival, path in enumerate(self._paths):
             due_at = begun_at + arrival / rate
-            gevent.sleep(max(due_at - perf_counter(), 0))
-            if run.is_stopping:
+            ahead = due_at - perf_counter()
+            # Requests that are overdue are sent at once, and almost without letting others run: otherwise a
+            # generator that was held up would send fewer of them, just when the service is slow.
+            if ahead > 0 or arrival % BURST == 0:
+                gevent.sleep(max(ahead, 0))
+            if run.is_over(due_at):
                 break
             self._arrivals.spawn(self._read_with_one_of, readers, path, due_at)
         self._arrivals.join()
@@ -110,7 +119,11 @@ class MenuUser(FastHttpUser):
         return reader
 
     def _read_with_one_of(self, readers: SimpleQueue[Reader], path: str, due_at: float) -> None:
-        reader = readers.get()
+        try:
+            reader = readers.get()
+        except GreenletExit:  # it is over, and no connection has become free
+            run.samples.add(due_at, perf_counter() - due_at, Outcome.UNANSWERED)
+            raise
         try:
             self._read(reader, path, due_at)
         finally:
@@ -123,11 +136,19 @@ class MenuUser(FastHttpUser):
             status, size = reader.get(path)
         except FAILURES as failure:
             error = failure
+        except GreenletExit:
+            run.samples.add(due_at, perf_counter() - due_at, Outcome.UNANSWERED)
+            raise
         else:
-            if status != 200:
+            if status != OK:
                 error = CatchResponseError(f"status {status}")
+        self._report(due_at, size, error)
+        if error is not None:
+            gevent.sleep(PAUSE_AFTER_FAILURE)
+
+    def _report(self, due_at: float, size: int, error: Exception | None) -> None:
         latency = perf_counter() - due_at
-        run.samples.add(due_at, latency, is_ok=error is None)
+        run.samples.add(due_at, latency, Outcome.FAILED if error else Outcome.RIGHT)
         self.environment.events.request.fire(
             request_type="GET",
             name=self._options.path,
@@ -136,5 +157,3 @@ class MenuUser(FastHttpUser):
             exception=error,
             context={},
         )
-        if error is not None:
-            gevent.sleep(PAUSE_AFTER_FAILURE)

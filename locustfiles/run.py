@@ -7,7 +7,9 @@ the first latencies would tell about the accepting instead of the caches.
 
 import gc
 import itertools
+from math import inf
 from pathlib import Path
+from time import perf_counter
 
 import gevent
 from gevent.event import Event
@@ -24,7 +26,7 @@ class Run:
     def __init__(self) -> None:
         """Start before the first run."""
         self.samples = Samples()
-        self.is_stopping = False
+        self._ends_at = inf
         self._users = itertools.count()
         self._gate = Event()
         self._users_ready = 0
@@ -33,12 +35,26 @@ class Run:
     def begin(self) -> None:
         """Forget the run before, and keep the garbage collector away from what lives as long as the process."""
         self.samples.clear()
-        self.is_stopping = self._is_spawned = False
+        self._ends_at = inf
+        self._is_spawned = False
         self._users = itertools.count()
         self._users_ready = 0
         self._gate.clear()
         gc.collect()
         gc.freeze()
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether no more requests are to be sent."""
+        return perf_counter() >= self._ends_at
+
+    def is_over(self, due_at: float) -> bool:
+        """Return whether a request that is due at *due_at* is none of this run any more."""
+        return due_at >= self._ends_at
+
+    def stop(self) -> None:
+        """Say that requests that are due from now on are not to be sent."""
+        self._ends_at = min(self._ends_at, perf_counter())
 
     def next_user(self) -> int:
         """Return the number of a new user: 0, 1, 2, …."""
@@ -62,10 +78,10 @@ class Run:
         self._gate.set()
         window = options_of(environment).window
         if window:
+            self._ends_at = perf_counter() + window  # the timer may fire late, and each mode is to get the same load
             gevent.spawn_later(window, self._end, environment)
 
     def _end(self, environment: Environment) -> None:
-        self.is_stopping = True
         if isinstance(environment.runner, LocalRunner):  # a worker waits for its master's word
             environment.runner.quit()
 
@@ -97,7 +113,7 @@ def remember(environment: Environment, **_: object) -> None:
 @events.test_stopping.add_listener
 def stop(**_: object) -> None:
     """Send no more requests; those on their way are still measured within Locust's `--stop-timeout`."""
-    run.is_stopping = True
+    run.stop()
 
 
 @events.test_stop.add_listener

@@ -2,11 +2,20 @@
 
 The file is a row of native 64-bit floats, three for each request: the instant it was due
 (`time.perf_counter` seconds, one clock for all processes of a machine), its latency in seconds, and
-1 if the answer was right, else 0. `numpy.fromfile(path).reshape(-1, 3)` reads it.
+its outcome. `numpy.fromfile(path).reshape(-1, 3)` reads it.
 """
 
 from array import array
+from enum import IntEnum
 from pathlib import Path
+
+
+class Outcome(IntEnum):
+    """How a request ended."""
+
+    RIGHT = 1
+    FAILED = 0
+    UNANSWERED = -1  # when the run was over; its latency is how long it had waited by then
 
 
 class Samples:
@@ -20,9 +29,9 @@ class Samples:
         """Return how many requests were sampled."""
         return len(self._numbers) // 3
 
-    def add(self, due_at: float, latency: float, *, is_ok: bool) -> None:
-        """Add one request: when it was due, how many seconds it took, whether the answer was right."""
-        self._numbers.extend((due_at, latency, is_ok))
+    def add(self, due_at: float, latency: float, outcome: Outcome) -> None:
+        """Add one request: when it was due, how many seconds it took, and how it ended."""
+        self._numbers.extend((due_at, latency, outcome))
 
     def clear(self) -> None:
         """Forget the samples of an earlier run."""

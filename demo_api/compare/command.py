@@ -47,7 +47,7 @@ def _compare(options: Options, settings: Settings) -> int:
         for grid in [*grids(found), target_grid(reached)]:
             show(grid, console)
         rate = comparison.rate if any(each.run.mode == PREBUILT for each in found) else None
-        report = Report(options, begun_at, rate, found, reached)
+        report = Report(options, settings, begun_at, rate, found, reached)
         console.print(report.openness, highlight=False)
         if not code:
             console.print(f"The report is in {write(report)}", highlight=False, soft_wrap=True)

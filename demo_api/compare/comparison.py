@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
@@ -19,8 +19,8 @@ from .service import running_service
 class Watcher(Protocol):
     """Who is told how far the comparison has come."""
 
-    def booting(self, mode: str) -> None:
-        """The service is being started in *mode*."""
+    def booting(self, run: Run) -> None:
+        """The service is being started for *run*."""
 
     def running(self, run: Run) -> Callable[[], None]:
         """A run begins; what is returned is called again and again meanwhile."""
@@ -57,19 +57,18 @@ class Comparison:
         """
         with _servers() as servers:
             asyncio.run(seed(servers.postgres))
-            for boot in plan(self._options):
-                watcher.booting(boot.mode)
-                with running_service(boot.mode, servers, folder / "service.log") as service:
-                    for run in boot.runs:
-                        rate = self.rate if run.shape is Shape.CONSTANT_RATE else 0.0
-                        tick = watcher.running(run)
-                        found = generate(run, service, self._options, rate=rate, folder=folder, tick=tick)
-                        self.measurements.append(found)
-                        watcher.finished(found)
+            for run in plan(self._options):
+                watcher.booting(run)
+                with running_service(run.mode, servers, folder / "service.log") as service:
+                    rate = self.rate if run.shape is Shape.CONSTANT_RATE else 0.0
+                    tick = watcher.running(run)
+                    found = generate(run, service, self._options, rate=rate, folder=folder, tick=tick)
+                self.measurements.append(found)
+                watcher.finished(found)
 
 
 @contextmanager
-def _servers() -> Iterator[ServerUrls]:
+def _servers() -> Generator[ServerUrls]:
     redis, postgres = os.environ.get("REDIS_URL", ""), os.environ.get("DATABASE_URL", "")
     with embedded_servers(redis=not redis, postgres=not postgres) as own:
         yield ServerUrls(redis=redis or own.redis, postgres=postgres or own.postgres)

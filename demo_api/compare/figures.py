@@ -37,7 +37,7 @@ STYLE: Final[Any] = {  # matplotlib's own type lists each of its 300 keys
     "ytick.color": INK,
 }
 BIN: Final = 0.1
-SHOWN_PERCENTILES: Final = (0, 50, 90, 99, 99.9, 99.99)
+SHOWN_PERCENTILES: Final = (50, 90, 99, 99.9, 99.99)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +73,11 @@ def comparison_picture(measurements: Sequence[Measurement]) -> str | None:
             for each in found:
                 seconds, values = over_time(each, 99)
                 axis.plot(seconds, values, color=COLOURS[each.run.mode], label=f"{each.run.mode}: {each.p99:,.0f} ms")
-            _finish(axis, f"{scenario.title}", "seconds")
-            axis.legend(title="p99 of the run", loc="upper right", fontsize=8)
-        _logarithmic_latency(axes[0], "p99 of each tenth of a second")
+            _finish(axis, f"{scenario.title}: p99 of the run and over time", "seconds")
+            axis.legend(loc="upper left", bbox_to_anchor=(0, -0.2), ncols=len(found))
+        _logarithmic_latency(axes[0], "p99 of each 0.1 s")
 
-    return _svg(draw, (9, 3.4))
+    return _svg(draw, (9, 3.6))
 
 
 def over_time(found: Measurement, percent: float) -> tuple[Numbers, Numbers]:
@@ -94,7 +94,7 @@ def _pictures_of(title: str, found: list[Measurement]) -> list[Picture]:
         Picture(
             f"{title}: latency over time",
             "The line is the median of each tenth of a second, the band reaches up to its slowest request."
-            " Entries expire every 5 seconds from L1 and every 10 from L2, unless set otherwise.",
+            " Where it rises, entries have expired.",
             _svg(lambda figure: _draw_latency_over_time(figure, found), (9, 1.6 * len(found) + 0.6)),
         ),
         Picture(

@@ -18,8 +18,8 @@ from .service import REPOSITORY, Counts, Service
 
 LOCUSTFILES: Final = REPOSITORY / "locustfiles"
 POLL_INTERVAL: Final = 0.5
-# How long answers that are still due after the window are waited for; longer than a request may take.
-DRAIN: Final = 30
+# Seconds in which answers may still come after the window; an overloaded mode would need minutes.
+DRAIN: Final = 5
 # What Locust may take to start, connect and drain.
 PATIENCE: Final = 90.0
 

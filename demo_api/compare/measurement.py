@@ -17,17 +17,21 @@ PERCENTILES: Final = (50, 75, 90, 95, 99)
 
 @dataclass(frozen=True)
 class Samples:
-    """One number for each request: when it was due, how many seconds it took, whether it was right."""
+    """A number for each request: when it was due, how many seconds it took, and how it ended.
+
+    The outcome is 1 for a right answer, 0 for a failure, and -1 for a request without an answer at the
+    end of the run, whose latency is how long it had waited by then.
+    """
 
     due_at: Numbers
     latency: Numbers
-    is_ok: Numbers
+    outcome: Numbers
 
     @classmethod
     def read(cls, path: Path) -> "Samples":
         """Read the samples that a locustfile recorded at *path*."""
-        due_at, latency, is_ok = np.fromfile(path).reshape(-1, 3).T
-        return cls(due_at, latency, is_ok)
+        due_at, latency, outcome = np.fromfile(path).reshape(-1, 3).T
+        return cls(due_at, latency, outcome)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +54,18 @@ class Measurement:
 
     @property
     def requests(self) -> int:
-        """How many requests were answered, or failed."""
+        """How many requests were due."""
         return len(self.samples.latency)
 
     @cached_property
     def errors(self) -> int:
-        """How many requests failed or had another status than 200."""
-        return int(self.requests - self.samples.is_ok.sum())
+        """How many requests failed, or had another status than 200."""
+        return int((self.samples.outcome == 0).sum())
+
+    @cached_property
+    def unanswered(self) -> int:
+        """How many requests had no answer when the run was over."""
+        return int((self.samples.outcome < 0).sum())
 
     @cached_property
     def duration(self) -> float:
@@ -66,7 +75,7 @@ class Measurement:
     @property
     def throughput(self) -> float:
         """Right answers per second."""
-        return (self.requests - self.errors) / self.duration
+        return (self.requests - self.errors - self.unanswered) / self.duration
 
     @cached_property
     def offset(self) -> Numbers:

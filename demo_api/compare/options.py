@@ -35,8 +35,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     Their values stay text here: `parse` checks them, and says what is wrong in one line.
     """
     add = parser.add_argument
-    add("--seconds", default="12", help="length of each measured run; longer than the L2 TTL [%(default)s]")
-    add("--users", default="500", help="users at saturation, and connections at the constant rate [%(default)s]")
+    add("--seconds", default="11", help="length of each measured run; longer than the L2 TTL [%(default)s]")
+    add("--users", default="2000", help="users at saturation, and connections at the constant rate [%(default)s]")
     add("--restaurants", default="20", help=f"menus that are asked for, 1 to {RESTAURANTS} [%(default)s]")
     add("--modes", default=",".join(MODES), help="modes to compare, in this order [%(default)s]")
     add("--seed", default="menu", help="the same seed asks for the same ids in the same order [%(default)s]")

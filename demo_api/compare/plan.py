@@ -45,25 +45,22 @@ class Run:
         return f"{self.mode}: {self.scenario.title.lower()}, {self.shape.value}"
 
 
-@dataclass(frozen=True, slots=True)
-class Boot:
-    """One fresh start of the service, and what is run on it."""
-
-    mode: str
-    runs: tuple[Run, ...]
-
-
-def plan(options: Options) -> list[Boot]:
-    """Return the boots of a comparison: the modes take turns within each shape.
+def plan(options: Options) -> list[Run]:
+    """Return the runs of a comparison, each for a freshly booted service: within each shape, the modes take turns.
 
     Saturation comes first, since the ceiling that it finds sets the constant rate.
     """
+    saturation = [
+        Run(mode, scenario, Shape.SATURATION, _seconds(mode, options))
+        for scenario in Scenario
+        for mode in (*options.modes, PREBUILT)
+    ]
+    constant_rate = [
+        Run(mode, scenario, Shape.CONSTANT_RATE, options.seconds) for scenario in Scenario for mode in options.modes
+    ]
+    return saturation + constant_rate
+
+
+def _seconds(mode: str, options: Options) -> float:
     # The prebuilt bytes know no cache that boots or expires: half the time measures them as well.
-    ceiling = _boot(PREBUILT, Shape.SATURATION, max(options.seconds / 2, 1.0))
-    saturation = [_boot(mode, Shape.SATURATION, options.seconds) for mode in options.modes]
-    constant = [_boot(mode, Shape.CONSTANT_RATE, options.seconds) for mode in options.modes]
-    return [*saturation, ceiling, *constant]
-
-
-def _boot(mode: str, shape: Shape, seconds: float) -> Boot:
-    return Boot(mode, tuple(Run(mode, scenario, shape, seconds) for scenario in Scenario))
+    return max(options.seconds / 2, 1.0) if mode == PREBUILT else options.seconds

@@ -4,7 +4,7 @@ import os
 import resource
 import signal
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
@@ -25,7 +25,7 @@ class ChildError(Exception):
 @contextmanager
 def child(
     command: Sequence[str], *, environment: Mapping[str, str], log: Path, stop_signal: signal.Signals
-) -> Iterator[subprocess.Popen[bytes]]:
+) -> Generator[subprocess.Popen[bytes]]:
     """Run *command* within the block.
 
     Args:

@@ -9,17 +9,17 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from .measurement import Measurement
-from .plan import Boot, Run
+from .plan import Run
 
 # What booting the service, and starting and draining Locust, add to each run; corrected as runs finish.
-OVERHEAD: Final = 3.0
+OVERHEAD: Final = 4.0
 
 
 class LiveProgress:
     """A bar: which run of how many, and the time left."""
 
-    def __init__(self, boots: list[Boot], console: Console) -> None:
-        self._runs = [run for boot in boots for run in boot.runs]
+    def __init__(self, runs: list[Run], console: Console) -> None:
+        self._runs = runs
         self._console = console
         self._finished = 0
         self._overheads = [OVERHEAD]
@@ -38,9 +38,9 @@ class LiveProgress:
     ) -> None:
         self._bar.stop()
 
-    def booting(self, mode: str) -> None:
-        """Show that the service is being started in *mode*."""
-        self._show(f"{self._position} {mode}: booting the service")
+    def booting(self, run: Run) -> None:
+        """Show that the service is being started for *run*."""
+        self._show(f"{self._position} {run.title}: booting the service")
 
     def running(self, run: Run) -> Callable[[], None]:
         """Show that *run* has begun; what is returned shows that time goes on."""

@@ -13,9 +13,11 @@ from typing import Any, Final
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from ..settings import Settings
 from .figures import comparison_picture, pictures
 from .measurement import PERCENTILES, Measurement
 from .options import Options
+from .plan import SHARE_OF_CEILING
 from .service import REPOSITORY
 from .tables import grids, target_grid
 from .targets import Target
@@ -29,6 +31,7 @@ class Report:
     """Everything that a finished comparison has to say."""
 
     options: Options
+    settings: Settings
     begun_at: datetime
     rate: float | None
     measurements: Sequence[Measurement]
@@ -37,13 +40,17 @@ class Report:
     @property
     def openness(self) -> str:
         """What whoever reads the numbers has to know."""
-        rate = f"{self.rate:,.0f} arrivals/s, 60 % of the prebuilt route's throughput" if self.rate else "not run"
+        rate = f"{self.rate:,.0f} arrivals/s, {SHARE_OF_CEILING:.0%} of the ceiling" if self.rate else "not run"
+        short = self.options.seconds <= self.settings.l2_ttl
         return (
             f"The load generator, the service, Redis and Postgres shared the {os.cpu_count()} cores of one machine,"
             " so each mode's figures contain what its queries take from the generator."
             f" Each mode got the same load: {self.options.users} users at saturation, ids 1 to"
             f" {self.options.restaurants} in the same order. Constant rate: {rate}; there a latency counts from"
             " when its request was due, so that a stalled service cannot hide by being asked less."
+            f" Entries live {self.settings.l1_ttl:g} s in L1 and {self.settings.l2_ttl:g} s in L2;"
+            f" each measured run took {self.options.seconds:g} s, the prebuilt ones half of that."
+            f"{' Too short to see each entry expire from L2: choose a longer --seconds.' if short else ''}"
         )
 
 
@@ -71,10 +78,12 @@ def as_json(report: Report) -> dict[str, Any]:
     """Return *report* as plain values."""
     options = asdict(report.options)
     del options["output"]
+    settings = report.settings
     return {
         "begun_at": report.begun_at.isoformat(timespec="seconds"),
         "machine": _machine(),
         "options": options,
+        "settings": {"l1_ttl": settings.l1_ttl, "l2_ttl": settings.l2_ttl, "pool_size": settings.pool_size},
         "rate": report.rate,
         "runs": [_run(each) for each in report.measurements],
         "targets": [asdict(each) for each in report.targets],
@@ -91,6 +100,7 @@ def _run(found: Measurement) -> dict[str, Any]:
         "requests": found.requests,
         "requests_per_second": found.throughput,
         "errors": found.errors,
+        "unanswered": found.unanswered,
         "latency_ms": {
             "slowest": float(milliseconds.max()),
             "fastest": float(milliseconds.min()),

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,7 +78,7 @@ class Service:
 
 
 @contextmanager
-def running_service(mode: str, servers: ServerUrls, log: Path) -> Iterator[Service]:
+def running_service(mode: str, servers: ServerUrls, log: Path) -> Generator[Service]:
     """Run the service in *mode* within the block; it is ready when the block begins.
 
     Args:

@@ -53,6 +53,7 @@ def _of_measurement(found: Measurement) -> dict[str, str]:
         "Average": _latency(float(milliseconds.mean())),
         **{f"p{percent}": _latency(found.percentile(percent)) for percent in PERCENTILES},
         "Errors": f"{found.errors:,}",
+        "Unanswered": f"{found.unanswered:,}",
         "Loads": f"{found.counts.loads:,}",
         "Redis reads": f"{found.counts.redis_reads:,}",
         "Postgres queries": f"{found.counts.postgres_queries:,}",

@@ -66,7 +66,7 @@ def _p99_reductions(results: Results) -> Iterator[Target]:
             reduction = 1 - on.p99 / off.p99
             yield Target(
                 f"p99 against off: {_title(scenario, Shape.CONSTANT_RATE)}",
-                f"{_change(-reduction)} ({off.p99:,.1f} → {on.p99:,.1f} ms)",
+                f"{-reduction:+.1%} ({off.p99:,.1f} → {on.p99:,.1f} ms)",
                 _change(-wanted),
                 reduction >= wanted,
                 _change(-p99_reduction(scenario)),

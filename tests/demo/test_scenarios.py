@@ -5,7 +5,7 @@ from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 
 import numpy as np
 import pytest
@@ -64,15 +64,20 @@ def locust(recorded: Path) -> Generator[Locust]:
 
 
 @contextmanager
-def server_that_notes_paths() -> Generator[tuple[str, list[str]]]:
-    """A server that answers everything, and the paths that it was asked for."""
+def server_that_notes_paths(*, has_menus: bool = True) -> Generator[tuple[str, list[str]]]:
+    """A server that answers everything, or no menus until its end, and the paths that it was asked for."""
     paths: list[str] = []
+    gate = Event()
+    if has_menus:
+        gate.set()
 
     class Answer(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:
             paths.append(self.path)
+            if self.path.endswith("/menu"):
+                gate.wait()
             self.send_response(200)
             self.send_header("Content-Length", "0")
             self.end_headers()
@@ -87,6 +92,7 @@ def server_that_notes_paths() -> Generator[tuple[str, list[str]]]:
         try:
             yield f"http://127.0.0.1:{server.server_port}", paths
         finally:
+            gate.set()
             server.shutdown()
             thread.join()
 
@@ -101,8 +107,8 @@ def test_scenario_runs_alone(scenario: str, service: Service, locust: Locust, re
 
     samples = Samples.read(recorded)
     assert 0 == process.returncode, said
-    assert samples.is_ok.all()
-    assert samples.is_ok.size
+    assert samples.outcome.size
+    assert {1} == set(samples.outcome)
     assert service.counts().since(before).calls >= len(samples.latency)
 
 
@@ -142,6 +148,16 @@ def test_latency_counts_from_when_a_request_was_due(locust: Locust, recorded: Pa
     samples = Samples.read(recorded)
     late = samples.latency[np.argsort(samples.due_at)]
     assert late[-1] > 10 * late[0]
+
+
+def test_requests_without_an_answer_are_not_forgotten(locust: Locust, recorded: Path) -> None:
+    """Requests that still wait when the run is over are sampled as unanswered, with how long they had waited."""
+    with server_that_notes_paths(has_menus=False) as (host, _):
+        locust("cold_boot", {"--host": host, "-u": 1, "-s": 1, "--rate": 100, "--connections": 1}).communicate()
+
+    samples = Samples.read(recorded)
+    assert {-1} == set(samples.outcome)
+    assert len(samples.outcome) == pytest.approx(100 * WINDOW, rel=0.1)
 
 
 def test_same_seed_same_ids(locust: Locust) -> None:
@@ -189,7 +205,7 @@ def test_rolling_restart_loses_no_request(
     process.communicate()
 
     samples = Samples.read(recorded)
-    assert samples.is_ok.all()
+    assert {1} == set(samples.outcome)
     assert service.counts().since(before).calls > 0
 
 
@@ -200,8 +216,8 @@ def test_absent_service_is_counted_as_failures(locust: Locust, recorded: Path) -
 
     samples = Samples.read(recorded)
     assert 1 == process.returncode
-    assert samples.is_ok.size
-    assert not samples.is_ok.any()
+    assert samples.outcome.size
+    assert {0} == set(samples.outcome)
 
 
 @pytest.mark.parametrize("flag", [("--restaurants", "0"), ("--rate", "-1"), ("--connections", "x")])
