@@ -62,7 +62,8 @@ async def guarded(settings: Settings, menus: MenuRepository) -> AsyncGenerator[M
     """
     guard = Guard(settings.redis_url, namespace=settings.namespace, enabled=settings.guard == "on")
 
-    @coalesce("restaurant-fetch-{restaurant_id}", guard=guard, ttl=settings.l1_ttl, l2_ttl=settings.l2_ttl)
+    # No jitter: lives are as fixed as the article's, and what was filled together expires together. Keep it in yours.
+    @coalesce("restaurant-fetch-{restaurant_id}", guard=guard, ttl=settings.l1_ttl, l2_ttl=settings.l2_ttl, jitter=0)
     async def load_menu(restaurant_id: int) -> bytes | None:
         return await menus.load_menu(restaurant_id)
 
