@@ -74,7 +74,7 @@ def comparison_picture(measurements: Sequence[Measurement]) -> str | None:
                 seconds, values = over_time(each, 99)
                 axis.plot(seconds, values, color=COLOURS[each.run.mode], label=f"{each.run.mode}: {each.p99:,.0f} ms")
             _finish(axis, f"{scenario.title}: p99 of the run and over time", "seconds")
-            axis.legend(loc="upper left", bbox_to_anchor=(0, -0.2), ncols=len(found))
+            axis.legend(loc="upper left", bbox_to_anchor=(0, -0.2), ncols=len(found), fontsize=7, handlelength=1.2)
         _logarithmic_latency(axes[0], "p99 of each 0.1 s")
 
     return _svg(draw, (9, 3.6))
