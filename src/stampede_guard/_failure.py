@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from .errors import LoadFailed
 
 E = TypeVar("E", bound=BaseException)
+_LONGEST = 100  # errors in one chain or group that are copied; what comes after is told by its type
 Twins = dict[int, BaseException]  # copies by the id of what they are copies of: chains can be circular
 
 
@@ -60,7 +61,7 @@ def _linked(error: BaseException | None, twins: Twins) -> BaseException | None:
     if error is None:
         return None
     twin = twins.get(id(error))
-    if twin is None:
+    if twin is None and len(twins) < _LONGEST:
         twin = _copy(error, twins)
     if twin is None:
         twin = _stand_in(error)

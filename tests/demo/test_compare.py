@@ -204,13 +204,14 @@ def test_interrupt_stops_everything_and_prints_what_is_finished(environment: dic
         [*COMMAND, *flags], env=environment, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout is not None
-        printed = process.stdout.readline()  # the first run has finished, and the second one is on
-        children = psutil.Process(process.pid).children(recursive=True)
+        printed = process.stdout.readline()  # the first run has finished, and the second one begins
+        children: list[psutil.Process] = []
+        while not children:
+            children = psutil.Process(process.pid).children(recursive=True)
         process.send_signal(signal.SIGINT)
         printed += process.communicate()[0]
 
     assert 130 == process.returncode
-    assert children
     assert [] == psutil.wait_procs(children, timeout=5)[1]
     assert "Cold boot, saturation (latencies in ms)" in printed
     assert [] == list(tmp_path.iterdir())
