@@ -1,4 +1,4 @@
-"""The project's verbs: `nox -s demo`, `tests`, `lint`, `types`, `docs`, `bench`.
+"""The project's verbs: `nox -s demo`, `tests`, `lint`, `types`, `docs`, `bench`, `faults`.
 
 A session runs on the Python that runs nox; `nox -s tests -P 3.12 3.13` runs it on others.
 """
@@ -58,6 +58,16 @@ def docs(session: nox.Session) -> None:
     """Build the documentation, strictly; `nox -s docs -- serve` shows it while you write."""
     session.install("-e", ".[redis,aiocache]", *group("docs"))
     session.run("mkdocs", *(session.posargs or ["build", "--strict"]), env={"NO_MKDOCS_2_WARNING": "1"})
+
+
+@nox.session
+def faults(session: nox.Session) -> None:
+    """Look for stale values at length, undisturbed and under faults; measure how fast a cluster wakes up: 6 minutes."""
+    session.install("-e", ".[dev]")
+    for disturbance in ([], ["--faults", "pubsub"], ["--faults", "replies"], ["--faults", "failover"]):
+        session.run("python", "tests/cluster/consistency.py", "--seconds", "60", *disturbance)
+    session.run("python", "tests/cluster/wake_up.py")
+    session.run("pytest", "tests/faults/test_connections.py", "-k", "cancelled", env={"CANCELLATIONS": "20000"})
 
 
 @nox.session

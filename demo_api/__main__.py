@@ -1,8 +1,9 @@
-"""The command line: `python -m demo_api serve | seed | compare`."""
+"""The command line: `python -m demo_api serve | seed | compare | cluster`."""
 
 import argparse
 import asyncio
 import logging
+import os
 import sys
 from typing import Final
 
@@ -11,8 +12,8 @@ from pydantic import ValidationError
 
 from stampede_guard import Guard, StampedeGuardError
 
-from . import compare
-from .app import create_app, sample
+from . import cluster, compare
+from .app import sample
 from .database import DatabaseError, open_pool
 from .menus import MenuRepository
 from .seeding import seed
@@ -44,6 +45,7 @@ def _parser() -> argparse.ArgumentParser:
     serve = commands.add_parser("serve", help="run the service, with servers of its own where no URL is set")
     serve.add_argument("--host", help="address to listen on (default: HOST, or 127.0.0.1)")
     serve.add_argument("--port", help="port to listen on (default: PORT, or 8000)")
+    serve.add_argument("--workers", help="processes that share the port (default: WORKERS, or 1)")
     serve.set_defaults(run=_serve)
 
     fill = commands.add_parser("seed", help="fill the Postgres of DATABASE_URL with menus")
@@ -53,11 +55,15 @@ def _parser() -> argparse.ArgumentParser:
     race = commands.add_parser("compare", help="put load on the service in each mode, and report")
     compare.add_arguments(race)
     race.set_defaults(run=compare.run)
+
+    fleet = commands.add_parser("cluster", help="put load on several processes that share one Redis, and report")
+    cluster.add_arguments(fleet)
+    fleet.set_defaults(run=cluster.run)
     return parser
 
 
 def _serve(arguments: argparse.Namespace) -> int:
-    given = {name: value for name in ("host", "port") if (value := getattr(arguments, name)) is not None}
+    given = {name: value for name in ("host", "port", "workers") if (value := getattr(arguments, name)) is not None}
     settings = Settings(**given)
     own_redis = "redis_url" not in settings.model_fields_set
     own_postgres = "database_url" not in settings.model_fields_set
@@ -68,8 +74,12 @@ def _serve(arguments: argparse.Namespace) -> int:
             settings = settings.model_copy(update={"database_url": urls.postgres})
             asyncio.run(seed(settings.database_url))
         asyncio.run(_check(settings))
+        # Workers are processes of their own, and are told by their environment what we were told.
+        os.environ |= {"DATABASE_URL": settings.database_url, "REDIS_URL": settings.redis_url}
         uvicorn.run(
-            create_app(settings),
+            "demo_api.app:create_app",
+            factory=True,
+            workers=settings.workers,
             host=settings.host,
             port=settings.port,
             loop="uvloop",

@@ -5,14 +5,12 @@ from contextlib import asynccontextmanager
 
 import asyncpg
 from fastapi import FastAPI
-from redis.asyncio import Redis
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 
 from .caching import guarded, through_aiocache
 from .database import DatabaseError, open_pool
 from .menus import MenuRepository
-from .routes import PROBE_TIMEOUT, Service, router
+from .probing import probe
+from .routes import Service, router
 from .settings import Settings
 
 # Among the seeded restaurants, the one whose menu is as long as the average: the ceiling sends as many bytes.
@@ -49,31 +47,24 @@ async def open_service(settings: Settings) -> AsyncGenerator[Service]:
     async with open_pool(settings.database_url, settings.pool_size) as pool:
         menus = MenuRepository(pool)
         prebuilt = await sample(menus)
-        async with open_cache(settings, menus) as cache, _prober(settings.redis_url) as redis:
-            yield Service(settings.guard, menus, cache, pool, redis, prebuilt)
+        async with open_cache(settings, menus) as cache, probe(settings.redis_url) as redis_answers:
+            yield Service(settings.guard, menus, cache, pool, redis_answers, prebuilt)
 
 
 async def sample(menus: MenuRepository) -> bytes:
     """Return a menu of average size.
 
     Raises:
-        DatabaseError: If there is none.
+        DatabaseError: If there is none, or the tables are another release's.
     """
     try:
         menu = await menus.load_menu(SAMPLE)
     except asyncpg.UndefinedTableError:
         menu = None
+    except asyncpg.UndefinedColumnError:
+        message = "Postgres holds menus of another release: fill it afresh with `python -m demo_api seed --force`"
+        raise DatabaseError(message) from None
     if menu is None:
         message = "Postgres holds no menus: fill it with `python -m demo_api seed`"
         raise DatabaseError(message)
-    return menu
-
-
-def _prober(redis_url: str) -> Redis:
-    """Return a client that asks once and gives up soon."""
-    return Redis.from_url(
-        redis_url,
-        socket_timeout=PROBE_TIMEOUT,
-        socket_connect_timeout=PROBE_TIMEOUT,
-        retry=Retry(NoBackoff(), 0),
-    )
+    return menu.body

@@ -1,9 +1,9 @@
 """How menus are cached: what `GUARD` chooses."""
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from aiocache import RedisCache, cached_stampede
 from aiocache.plugins import BasePlugin
@@ -12,12 +12,17 @@ from redis.asyncio.connection import parse_url
 
 from stampede_guard import Guard, coalesce
 
-from .menus import MenuRepository
+from .database import Connection
+from .menus import MenuRepository, SerializedMenu, version_of
 from .settings import Settings
 
 AIOCACHE_LEASE: Final = 2
 # redis-py would allow 100, and fail requests beyond that; this is as many as Redis accepts.
 AIOCACHE_CONNECTIONS: Final = 10_000
+
+
+# Takes a restaurant, and the version that its menu has now.
+NoteChange: TypeAlias = Callable[[int, int], None]
 
 
 @dataclass(slots=True)
@@ -43,13 +48,13 @@ class MenuCache:
 
     Attributes:
         load: Returns a restaurant's menu, or ``None`` if there is no such restaurant.
-        invalidate: Makes the next read of a restaurant's menu see what Postgres holds.
+        changing: Opens a transaction; the next read after its commit sees the menus that were noted in it.
         counts: Returns what the reads have cost so far.
         stats: Returns the guard's own statistics, or ``None`` without a guard.
     """
 
     load: Callable[[int], Awaitable[bytes | None]]
-    invalidate: Callable[[int], Awaitable[object]]
+    changing: Callable[[Connection], AbstractAsyncContextManager[NoteChange]]
     counts: Callable[[], Counts]
     stats: Callable[[], dict[str, object] | None] = lambda: None
 
@@ -58,21 +63,39 @@ class MenuCache:
 async def guarded(settings: Settings, menus: MenuRepository) -> AsyncGenerator[MenuCache]:
     """Read through memory, then Redis, then Postgres; concurrent reads of one menu share one execution.
 
-    With ``GUARD=off`` each read that misses goes all the way for itself.
+    With ``GUARD=off`` each read that misses goes all the way for itself. With ``LEASE=off`` the processes that
+    serve the same menus do so, each for all of its readers.
     """
     guard = Guard(settings.redis_url, namespace=settings.namespace, enabled=settings.guard == "on")
 
     # No jitter: lives are as fixed as the article's, and what was filled together expires together. Keep it in yours.
-    @coalesce("restaurant-fetch-{restaurant_id}", guard=guard, ttl=settings.l1_ttl, l2_ttl=settings.l2_ttl, jitter=0)
-    async def load_menu(restaurant_id: int) -> bytes | None:
+    @coalesce(
+        "restaurant-fetch-{restaurant_id}",
+        guard=guard,
+        ttl=settings.l1_ttl,
+        l2_ttl=settings.l2_ttl,
+        jitter=0,
+        lease=settings.lease,
+        version=version_of,
+    )
+    async def load_menu(restaurant_id: int) -> SerializedMenu | None:
         return await menus.load_menu(restaurant_id)
+
+    async def load(restaurant_id: int) -> bytes | None:
+        menu = await load_menu(restaurant_id)
+        return None if menu is None else menu.body
+
+    @asynccontextmanager
+    async def changing(connection: Connection) -> AsyncGenerator[NoteChange]:
+        async with guard.after_commit(connection) as after:
+            yield lambda restaurant_id, version: after.invalidate(load_menu.key(restaurant_id), version)
 
     def counts() -> Counts:
         stats = guard.stats()
         return Counts(stats.calls, stats.executions, stats.loads, stats.l2_reads)
 
     async with guard:
-        yield MenuCache(load_menu, load_menu.invalidate, counts, lambda: guard.stats().as_dict())
+        yield MenuCache(load, changing, counts, lambda: guard.stats().as_dict())
 
 
 @asynccontextmanager
@@ -92,7 +115,8 @@ async def through_aiocache(settings: Settings, menus: MenuRepository) -> AsyncGe
 
     async def read_menu(restaurant_id: int) -> bytes | None:
         counts.loads += 1
-        return await menus.load_menu(restaurant_id)
+        menu = await menus.load_menu(restaurant_id)
+        return None if menu is None else menu.body
 
     load_menu: Any = cached_stampede(
         lease=AIOCACHE_LEASE,
@@ -113,11 +137,17 @@ async def through_aiocache(settings: Settings, menus: MenuRepository) -> AsyncGe
         menu: bytes | None = await load_menu(restaurant_id)
         return menu
 
-    async def invalidate(restaurant_id: int) -> None:
-        await load_menu.cache.delete(op(load_menu, restaurant_id))
+    @asynccontextmanager
+    async def changing(connection: Connection) -> AsyncGenerator[NoteChange]:
+        changed: list[int] = []
+        async with connection.transaction():
+            yield lambda restaurant_id, _version: changed.append(restaurant_id)
+        # After the commit: a read in between would bring the old menu back.
+        for restaurant_id in changed:
+            await load_menu.cache.delete(op(load_menu, restaurant_id))
 
     try:
-        yield MenuCache(load, invalidate, lambda: counts)
+        yield MenuCache(load, changing, lambda: counts)
     finally:
         await load_menu.cache.client.aclose()  # cache.close() calls what redis-py has deprecated
 

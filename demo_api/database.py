@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from typing import Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 from urllib.parse import urlsplit
 
 import asyncpg
@@ -10,6 +10,11 @@ import asyncpg
 # A schema of its own keeps the tables apart from whatever else the database holds.
 SCHEMA: Final = "stampede_demo"
 CONNECT_TIMEOUT: Final = 5.0
+
+if TYPE_CHECKING:  # asyncpg's classes take parameters in its stubs alone
+    Connection: TypeAlias = asyncpg.pool.PoolConnectionProxy[asyncpg.Record]
+else:
+    Connection = asyncpg.pool.PoolConnectionProxy
 
 
 class DatabaseError(Exception):

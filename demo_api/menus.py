@@ -1,15 +1,17 @@
 """The menus in Postgres."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import asyncpg
 
+from .database import Connection
 from .models import Category, Item, ItemChange, ItemSummary, Menu, Option, OptionGroup
 
 SELECT_MENU: Final = """
 SELECT
-    restaurant.id AS restaurant_id, restaurant.name AS restaurant, cuisine, currency, updated_at,
+    restaurant.id AS restaurant_id, restaurant.name AS restaurant, cuisine, currency, updated_at, version,
     category.id AS category_id, category.name AS category,
     item.id AS item_id, item.name AS item, description, item.price_cents, available,
     option_group.id AS group_id, option_group.name AS option_group, min_choices, max_choices,
@@ -33,10 +35,31 @@ WHERE item.id = $2 AND category.id = item.category_id AND category.restaurant_id
 RETURNING item.id, item.name, item.price_cents, item.available
 """
 
-TOUCH_RESTAURANT: Final = "UPDATE restaurants SET updated_at = now() WHERE id = $1"
+# The row stays locked until the commit: of two changes of one menu, the later to commit has the higher version.
+TOUCH_RESTAURANT: Final = (
+    "UPDATE restaurants SET updated_at = now(), version = version + 1 WHERE id = $1 RETURNING version"
+)
 
 
 MAX_ID: Final = 2**31 - 1  # the largest integer of Postgres
+
+
+@dataclass(frozen=True, slots=True)
+class SerializedMenu:
+    """A menu as it is sent.
+
+    Attributes:
+        version: Its version.
+        body: The menu as compact JSON, its version included.
+    """
+
+    version: int
+    body: bytes
+
+
+def version_of(menu: SerializedMenu | None) -> int:
+    """Return the version of a menu; that of one that does not exist is lower than all others."""
+    return 0 if menu is None else menu.version
 
 
 def menu_of(rows: Sequence[asyncpg.Record]) -> Menu:
@@ -44,7 +67,8 @@ def menu_of(rows: Sequence[asyncpg.Record]) -> Menu:
 
     A row begins whatever differs from the row before; what a restaurant, category or item lacks is null.
     """
-    menu = Menu(**_part(rows[0], "restaurant_id", "restaurant", "cuisine", "currency", "updated_at"), categories=[])
+    part = _part(rows[0], "restaurant_id", "restaurant", "cuisine", "currency", "updated_at", "version")
+    menu = Menu(**part, categories=[])
     for row in rows:
         categories = menu.categories
         if _begins(categories, row["category_id"]):
@@ -78,25 +102,31 @@ class MenuRepository:
         self._pool = pool
         self.queries = 0
 
-    async def load_menu(self, restaurant_id: int) -> bytes | None:
+    async def load_menu(self, restaurant_id: int) -> SerializedMenu | None:
         """Read the whole menu of a restaurant in one query.
 
         Args:
             restaurant_id: Whose menu.
 
         Returns:
-            The menu as compact JSON, or ``None`` if there is no such restaurant.
+            The menu, or ``None`` if there is no such restaurant.
         """
         if restaurant_id > MAX_ID:
             return None
         self.queries += 1
         rows = await self._pool.fetch(SELECT_MENU, restaurant_id)
-        return menu_of(rows).model_dump_json().encode() if rows else None
+        if not rows:
+            return None
+        menu = menu_of(rows)
+        return SerializedMenu(menu.version, menu.model_dump_json().encode())
 
-    async def update_item(self, restaurant_id: int, item_id: int, change: ItemChange) -> ItemSummary | None:
-        """Change an item, and note on its restaurant that the menu changed, in one transaction.
+    async def update_item(
+        self, connection: Connection, restaurant_id: int, item_id: int, change: ItemChange
+    ) -> ItemSummary | None:
+        """Change an item, and give its menu a new version.
 
         Args:
+            connection: One that is in a transaction: the two belong together.
             restaurant_id: Whose menu.
             item_id: Which item of that menu.
             change: What to change.
@@ -104,13 +134,12 @@ class MenuRepository:
         Returns:
             The item as it is now, or ``None`` if the restaurant has no such item.
         """
-        async with self._pool.acquire() as connection, connection.transaction():
-            self.queries += 1
-            item = await connection.fetchrow(
-                UPDATE_ITEM, restaurant_id, item_id, change.price_cents, change.name, change.available
-            )
-            if item is None:
-                return None
-            self.queries += 1
-            await connection.execute(TOUCH_RESTAURANT, restaurant_id)
-        return ItemSummary.model_validate(dict(item))
+        self.queries += 1
+        item = await connection.fetchrow(
+            UPDATE_ITEM, restaurant_id, item_id, change.price_cents, change.name, change.available
+        )
+        if item is None:
+            return None
+        self.queries += 1
+        version = await connection.fetchval(TOUCH_RESTAURANT, restaurant_id)
+        return ItemSummary(**item, menu_version=version)

@@ -54,6 +54,7 @@ class Menu(BaseModel):
     cuisine: str
     currency: str
     updated_at: datetime
+    version: int
     categories: list[Category]
 
 
@@ -75,9 +76,10 @@ class ItemChange(BaseModel):
 
 
 class ItemSummary(BaseModel):
-    """An item without its options: the answer to a change."""
+    """An item without its options, and the version of the menu that shows it so: the answer to a change."""
 
     id: int
     name: str
     price_cents: int
     available: bool
+    menu_version: int

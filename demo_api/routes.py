@@ -1,24 +1,27 @@
 """What the service answers."""
 
 import asyncio
+import logging
+import os
+from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass
-from typing import Annotated, Any, Final
+from typing import Annotated, Any
 
 import asyncpg
 from fastapi import APIRouter, HTTPException, Path, Request, Response
 from fastapi.responses import JSONResponse
-from redis.asyncio import Redis
-from redis.exceptions import RedisError
+
+from stampede_guard import InvalidationPending
 
 from .caching import MenuCache
 from .menus import MAX_ID, MenuRepository
 from .models import ItemChange, ItemSummary, Menu
+from .probing import PROBE_TIMEOUT
 from .settings import Mode
-
-PROBE_TIMEOUT: Final = 1.0
 
 Id = Annotated[int, Path(ge=0, le=MAX_ID)]
 
+logger = logging.getLogger(__name__)
 router = APIRouter()
 
 
@@ -31,7 +34,7 @@ class Service:
         menus: The menus in Postgres.
         cache: The menus read through the cache.
         pool: Connections to Postgres, to ask whether it answers.
-        redis: A connection to Redis, to ask the same.
+        redis_answers: Returns whether Redis answers.
         prebuilt: A menu that is sent without being read.
     """
 
@@ -39,7 +42,7 @@ class Service:
     menus: MenuRepository
     cache: MenuCache
     pool: asyncpg.Pool
-    redis: Redis
+    redis_answers: Callable[[], Awaitable[bool]]
     prebuilt: bytes
 
 
@@ -65,14 +68,26 @@ async def read_prebuilt_menu(restaurant_id: Id, request: Request) -> Response:  
 
 
 @router.patch("/restaurants/{restaurant_id}/items/{item_id}")
-async def change_item(restaurant_id: Id, item_id: Id, change: ItemChange, request: Request) -> ItemSummary:
-    """Change an item; whoever reads the menu after the answer sees the change."""
+async def change_item(
+    restaurant_id: Id, item_id: Id, change: ItemChange, request: Request, response: Response
+) -> ItemSummary:
+    """Change an item; whoever reads the menu after the answer sees the change.
+
+    With the header `Invalidation: pending`, other processes may not: the change is made, but the store of the cache
+    has not confirmed that it dropped the old menu.
+    """
     service = service_of(request)
-    item = await service.menus.update_item(restaurant_id, item_id, change)
+    try:
+        async with service.pool.acquire() as connection, service.cache.changing(connection) as note_change:
+            item = await service.menus.update_item(connection, restaurant_id, item_id, change)
+            if item is not None:
+                note_change(restaurant_id, item.menu_version)
+    except InvalidationPending as pending:
+        # It is raised after the commit: the change is made, and an error would have it made again.
+        logger.warning("restaurant %d was changed, and %s", restaurant_id, pending)
+        response.headers["Invalidation"] = "pending"
     if item is None:
         raise HTTPException(404, f"Restaurant {restaurant_id} has no item {item_id}")
-    # After the commit: a read in between would bring the old menu back.
-    await service.cache.invalidate(restaurant_id)
     return item
 
 
@@ -82,6 +97,7 @@ async def read_stats(request: Request) -> dict[str, Any]:
     service = service_of(request)
     return {
         "mode": service.mode,
+        "process": os.getpid(),
         **asdict(service.cache.counts()),
         "postgres_queries": service.menus.queries,
         "guard": service.cache.stats(),
@@ -98,7 +114,7 @@ async def is_alive() -> dict[str, str]:
 async def is_ready(request: Request) -> JSONResponse:
     """Say whether menus can be served, and which server is missing if one is."""
     service = service_of(request)
-    postgres, redis = await _postgres_answers(service.pool), await _redis_answers(service.redis)
+    postgres, redis = await _postgres_answers(service.pool), await service.redis_answers()
     can_do_without_redis = service.mode != "aiocache"
     status = "ready" if postgres and redis else "degraded" if postgres and can_do_without_redis else "unavailable"
     answers = {True: "answers", False: "does not answer"}
@@ -111,13 +127,5 @@ async def _postgres_answers(pool: asyncpg.Pool) -> bool:
         async with asyncio.timeout(PROBE_TIMEOUT):  # the wait for a connection of a busy pool included
             await pool.fetchval("SELECT 1")
     except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
-        return False
-    return True
-
-
-async def _redis_answers(redis: Redis) -> bool:
-    try:
-        await redis.ping()
-    except RedisError:
         return False
     return True

@@ -3,7 +3,8 @@ CREATE TABLE restaurants (
     name text NOT NULL,
     cuisine text NOT NULL,
     currency char(3) NOT NULL,
-    updated_at timestamptz NOT NULL
+    updated_at timestamptz NOT NULL,
+    version bigint NOT NULL DEFAULT 1 -- of the whole menu: each change of it makes it larger
 );
 
 CREATE TABLE categories (

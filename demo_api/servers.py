@@ -21,6 +21,7 @@ from typing import Any, Final
 HOST: Final = "127.0.0.1"
 STOP_TIMEOUT: Final = 20.0
 POLL_INTERVAL: Final = 0.005
+REVIVE: Final = "revive\n"  # what a guardian understands
 
 
 class ServerError(Exception):
@@ -53,7 +54,7 @@ def embedded_servers(*, redis: bool = True, postgres: bool = True) -> Generator[
     if not wanted:
         yield ServerUrls()
         return
-    with guardian(wanted) as started:
+    with guardian(wanted) as (started, _):
         yield ServerUrls(redis=started.get("redis", ""), postgres=started.get("postgres", ""))
 
 
@@ -82,10 +83,12 @@ def valkey_server(*arguments: str, port: int | None = None) -> Generator["Valkey
 class ValkeyServer:
     """A Valkey to be killed, frozen, and started again on the same port."""
 
-    def __init__(self, *arguments: str, port: int | None = None) -> None:
+    def __init__(self, *arguments: str, port: int | None = None, config: str | None = None) -> None:
         self.port = free_port() if port is None else port
         self._arguments = arguments
+        self._config = [] if config is None else ["--redis-config", config]
         self._guardian = ExitStack()
+        self._revive: Callable[[], dict[str, Any]] | None = None
         self._pid = 0
 
     def __repr__(self) -> str:
@@ -104,8 +107,14 @@ class ValkeyServer:
         """
         self.stop()
         self._arguments = arguments or self._arguments
-        wanted = ["--redis", "--redis-port", str(self.port), "--", *self._arguments]
-        self._pid = self._guardian.enter_context(guardian(wanted))["redis_pid"]
+        wanted = ["--redis", "--redis-port", str(self.port), *self._config, "--", *self._arguments]
+        started, self._revive = self._guardian.enter_context(guardian(wanted))
+        self._pid = started["redis_pid"]
+
+    def revive(self) -> None:
+        """Start the killed server again, with the files that it left."""
+        assert self._revive is not None, "not started yet"
+        self._pid = self._revive()["redis_pid"]
 
     def stop(self) -> None:
         """Stop the server, in whatever state it is, and wait until it is gone."""
@@ -126,8 +135,8 @@ class ValkeyServer:
 
 
 @contextmanager
-def guardian(wanted: Sequence[str]) -> Generator[dict[str, Any]]:
-    """Run a guardian; yield what it says about the servers that it started.
+def guardian(wanted: Sequence[str]) -> Generator[tuple[dict[str, Any], Callable[[], dict[str, Any]]]]:
+    """Run a guardian; yield what it says about the servers that it started, and what starts them once more.
 
     Args:
         wanted: Command-line options of `demo_api.guardian`.
@@ -140,12 +149,22 @@ def guardian(wanted: Sequence[str]) -> Generator[dict[str, Any]]:
         cwd=Path(__file__).parents[1],
         start_new_session=True,  # else Ctrl-C would stop the servers before their owner is done with them
     )
-    try:
+
+    def listen() -> dict[str, Any]:
         assert process.stdout is not None
         started: dict[str, Any] = json.loads(process.stdout.readline() or '{"error": "the guardian died"}')
         if "error" in started:
             raise ServerError(started["error"])
-        yield started
+        return started
+
+    def revive() -> dict[str, Any]:
+        assert process.stdin is not None
+        process.stdin.write(REVIVE)
+        process.stdin.flush()
+        return listen()
+
+    try:
+        yield listen(), revive
     finally:
         # A word and not only the end of the pipe, which a forked child of ours may hold open.
         process.communicate("stop\n", timeout=STOP_TIMEOUT)

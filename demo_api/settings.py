@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 Mode = Literal["off", "aiocache", "on"]
@@ -21,9 +21,19 @@ class Settings(BaseSettings):
     namespace: Annotated[str, Field(min_length=1)] = "menus"
     l1_ttl: Seconds = 5.0
     l2_ttl: Seconds = 10.0
+    lease: bool = True
     pool_size: Annotated[int, Field(ge=1)] = 10
+    workers: Annotated[int, Field(ge=1)] = 1
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=1, le=65535)] = 8000
+
+    @field_validator("redis_url")
+    @classmethod
+    def _is_for_aiocache(cls, url: str, others: ValidationInfo) -> str:
+        if others.data.get("guard") == "aiocache" and ("+" in url.partition(":")[0] or "," in url):
+            message = "aiocache knows a single server: redis://host:6379/0"
+            raise ValueError(message)
+        return url
 
 
 def explain(error: ValidationError) -> str:

@@ -14,7 +14,7 @@ from gevent.pool import Group
 from gevent.queue import SimpleQueue
 from locust import FastHttpUser, task
 from locust.exception import CatchResponseError, StopUser
-from options import options_of
+from options import hosts_of, options_of
 from run import run
 from samples import Outcome
 
@@ -61,7 +61,8 @@ class MenuUser(FastHttpUser):
 
     def connect(self) -> Reader:
         """Return a connection to the service, not yet opened."""
-        return Connection(str(self.host), self.network_timeout)
+        hosts = hosts_of(self.environment)
+        return Connection(hosts[run.next_connection() % len(hosts)], self.network_timeout)
 
     @task
     def read_menus(self) -> None:

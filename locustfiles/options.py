@@ -39,6 +39,9 @@ def add_options(parser: LocustArgumentParser) -> None:
     group.add_argument(
         "--connections", type=_count, default=500, help="Open connections of a user with a fixed --rate. [500]"
     )
+    group.add_argument(
+        "--hosts", default="", help="Further base URLs of the service, separated by commas; connections take turns."
+    )
     group.add_argument("--path", default=MENU_PATH, help=f"What to ask for. [{MENU_PATH}]")
     group.add_argument(
         "--window",
@@ -47,6 +50,12 @@ def add_options(parser: LocustArgumentParser) -> None:
         help="Seconds of load once all users have connected; --run-time includes the connecting. [0: no end]",
     )
     group.add_argument("--record", default="", help="Write the raw samples to this file (one for each worker).")
+
+
+def hosts_of(environment: Environment) -> list[str]:
+    """Return all base URLs of the service, `--host` first."""
+    further = options_of(environment).hosts.split(",")
+    return [str(environment.host), *(host.strip() for host in further if host.strip())]
 
 
 def options_of(environment: Environment) -> argparse.Namespace:

@@ -8,15 +8,7 @@ with one host, the failures tell how long it was away.
 
 from connection import Connection
 from load import MenuUser, Reader
-from locust import events
-from locust.argument_parser import LocustArgumentParser
-from options import options_of
-
-
-@events.init_command_line_parser.add_listener
-def add_hosts(parser: LocustArgumentParser) -> None:
-    """Add the option for further hosts."""
-    parser.add_argument("--hosts", default="", help="Further base URLs of the service, separated by commas.")
+from options import hosts_of
 
 
 class Failover:
@@ -46,5 +38,4 @@ class RollingRestart(MenuUser):
 
     def connect(self) -> Reader:
         """Return a connection that goes on with the next host."""
-        further = [host.strip() for host in options_of(self.environment).hosts.split(",") if host.strip()]
-        return Failover([str(self.host), *further], self.network_timeout)
+        return Failover(hosts_of(self.environment), self.network_timeout)

@@ -21,14 +21,20 @@ from samples import Samples
 
 
 class Run:
-    """What one process keeps for a run."""
+    """What one process keeps for a run.
+
+    Attributes:
+        samples: Of its requests.
+        started: Set once all users have connected, and the load begins.
+    """
 
     def __init__(self) -> None:
         """Start before the first run."""
         self.samples = Samples()
         self._ends_at = inf
         self._users = itertools.count()
-        self._gate = Event()
+        self._connections = itertools.count()
+        self.started = Event()
         self._users_ready = 0
         self._is_spawned = False
 
@@ -39,7 +45,7 @@ class Run:
         self._is_spawned = False
         self._users = itertools.count()
         self._users_ready = 0
-        self._gate.clear()
+        self.started.clear()
         gc.collect()
         gc.freeze()
 
@@ -60,11 +66,15 @@ class Run:
         """Return the number of a new user: 0, 1, 2, …."""
         return next(self._users)
 
+    def next_connection(self) -> int:
+        """Return the number of a new connection: 0, 1, 2, …."""
+        return next(self._connections)
+
     def wait_for_start(self, environment: Environment) -> None:
         """Say that one more user of *environment* has connected, and wait for the others."""
         self._users_ready += 1
         self._open_gate_if_ready(environment)
-        self._gate.wait()
+        self.started.wait()
 
     def all_spawned(self, environment: Environment) -> None:
         """Say that no further user of *environment* will come for now."""
@@ -73,9 +83,9 @@ class Run:
 
     def _open_gate_if_ready(self, environment: Environment) -> None:
         assert environment.runner is not None
-        if not self._is_spawned or self._users_ready < environment.runner.user_count or self._gate.is_set():
+        if not self._is_spawned or self._users_ready < environment.runner.user_count or self.started.is_set():
             return
-        self._gate.set()
+        self.started.set()
         window = options_of(environment).window
         if window:
             self._ends_at = perf_counter() + window  # the timer may fire late, and each mode is to get the same load

@@ -6,6 +6,7 @@ its outcome. `numpy.fromfile(path).reshape(-1, 3)` reads it.
 """
 
 from array import array
+from collections.abc import Iterator
 from enum import IntEnum
 from pathlib import Path
 
@@ -28,6 +29,11 @@ class Samples:
     def __len__(self) -> int:
         """Return how many requests were sampled."""
         return len(self._numbers) // 3
+
+    def __iter__(self) -> Iterator[tuple[float, float, float]]:
+        """Yield when each request was due, its latency, and its outcome."""
+        numbers = iter(self._numbers)
+        return zip(numbers, numbers, numbers, strict=True)
 
     def add(self, due_at: float, latency: float, outcome: Outcome) -> None:
         """Add one request: when it was due, how many seconds it took, and how it ended."""

@@ -1,11 +1,9 @@
 """The command: from the arguments to the tables and the report."""
 
 import argparse
-import signal
 from datetime import datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import FrameType
 
 from pydantic import ValidationError
 from rich.console import Console
@@ -14,6 +12,7 @@ from ..database import DatabaseError
 from ..servers import ServerError
 from ..settings import Settings, explain
 from .comparison import Comparison
+from .ending import BAD_USAGE, FAILED, INTERRUPTED, end_as_by_ctrl_c, fail
 from .options import BadOptionError, Options, parse
 from .plan import PREBUILT, plan
 from .processes import ChildError, allow_many_connections
@@ -22,18 +21,15 @@ from .report import Report, write
 from .tables import grids, show, target_grid
 from .targets import targets
 
-BAD_USAGE = 2
-INTERRUPTED = 130
-
 
 def compare(arguments: argparse.Namespace) -> int:
     """Do what *arguments* ask for, and return the exit code."""
     try:
         options, settings = parse(arguments), Settings()
     except BadOptionError as error:
-        return _fail(str(error), BAD_USAGE)
+        return fail(str(error), BAD_USAGE)
     except ValidationError as error:
-        return _fail(explain(error), BAD_USAGE)
+        return fail(explain(error), BAD_USAGE)
     return _compare(options, settings)
 
 
@@ -56,21 +52,12 @@ def _compare(options: Options, settings: Settings) -> int:
 
 def _measure(comparison: Comparison, options: Options, console: Console) -> int:
     allow_many_connections()
-    signal.signal(signal.SIGTERM, _interrupt)  # so that the children are stopped then as well
+    end_as_by_ctrl_c()
     try:
         with TemporaryDirectory() as folder, LiveProgress(plan(options), console) as progress:
             comparison.run(progress, Path(folder))
     except KeyboardInterrupt:
-        return _fail("interrupted; what had finished until then:", INTERRUPTED)
+        return fail("interrupted; what had finished until then:", INTERRUPTED)
     except (ChildError, DatabaseError, ServerError, OSError) as error:
-        return _fail(str(error), 1)
+        return fail(str(error), FAILED)
     return 0
-
-
-def _interrupt(_number: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
-
-
-def _fail(why: str, code: int) -> int:
-    Console(stderr=True).print(why, markup=False, highlight=False, soft_wrap=True)
-    return code

@@ -55,7 +55,7 @@ class Comparison:
             ServerError: If an embedded server cannot run here.
             DatabaseError: If Postgres cannot be reached.
         """
-        with _servers() as servers:
+        with open_servers() as servers:
             asyncio.run(seed(servers.postgres))
             for run in plan(self._options):
                 watcher.booting(run)
@@ -68,7 +68,8 @@ class Comparison:
 
 
 @contextmanager
-def _servers() -> Generator[ServerUrls]:
+def open_servers() -> Generator[ServerUrls]:
+    """Open the servers that `REDIS_URL` and `DATABASE_URL` name, or embedded ones."""
     redis, postgres = os.environ.get("REDIS_URL", ""), os.environ.get("DATABASE_URL", "")
     with embedded_servers(redis=not redis, postgres=not postgres) as own:
         yield ServerUrls(redis=redis or own.redis, postgres=postgres or own.postgres)

@@ -5,16 +5,16 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 from .measurement import Measurement, Moment, Samples
 from .options import Options
 from .plan import PREBUILT, Run, Shape
 from .processes import ChildError, child
-from .service import REPOSITORY, Counts, Service
+from .service import REPOSITORY, Counts
 
 LOCUSTFILES: Final = REPOSITORY / "locustfiles"
 POLL_INTERVAL: Final = 0.5
@@ -24,8 +24,21 @@ DRAIN: Final = 5
 PATIENCE: Final = 90.0
 
 
+class Target(Protocol):
+    """A service, in however many processes."""
+
+    @property
+    def urls(self) -> Sequence[str]:
+        """Where it is; its users are spread over all of these."""
+        ...
+
+    def counts(self) -> Counts:
+        """Return what it has counted so far."""
+        ...
+
+
 def generate(
-    run: Run, service: Service, options: Options, *, rate: float, folder: Path, tick: Callable[[], None]
+    run: Run, service: Target, options: Options, *, rate: float, folder: Path, tick: Callable[[], None]
 ) -> Measurement:
     """Run one scenario against *service* and return what it showed.
 
@@ -42,7 +55,7 @@ def generate(
     """
     recorded, log = folder / "samples.f64", folder / "locust.log"
     recorded.unlink(missing_ok=True)
-    command = _command(run, service.url, options, rate, recorded)
+    command = _command(run, service.urls, options, rate, recorded)
     before = service.counts()
     # It has nothing to tidy up, so it is killed if it has to end before its time.
     with child(command, environment=os.environ, log=log, stop_signal=signal.SIGKILL) as locust:
@@ -58,7 +71,7 @@ def generate(
 
 
 def _follow(
-    locust: subprocess.Popen[bytes], service: Service, patience: float, tick: Callable[[], None]
+    locust: subprocess.Popen[bytes], service: Target, patience: float, tick: Callable[[], None]
 ) -> Iterator[tuple[float, Counts]]:
     give_up_at = time.monotonic() + patience
     while time.monotonic() < give_up_at:  # else it is killed
@@ -69,12 +82,13 @@ def _follow(
         tick()
 
 
-def _command(run: Run, host: str, options: Options, rate: float, recorded: Path) -> list[str]:
+def _command(run: Run, hosts: Sequence[str], options: Options, rate: float, recorded: Path) -> list[str]:
     path = f"/{PREBUILT if run.mode == PREBUILT else 'restaurants'}/{{restaurant_id}}/menu"
     users = options.users if run.shape is Shape.SATURATION else 1
     flags = {
         "-f": LOCUSTFILES / f"{run.scenario.value}.py",
-        "--host": host,
+        "--host": hosts[0],
+        "--hosts": ",".join(hosts[1:]),
         "--users": users,
         "--spawn-rate": users,
         "--window": run.seconds,

@@ -53,16 +53,21 @@ def parse(arguments: argparse.Namespace) -> Options:
     if output is not None and output.exists() and not output.is_dir():
         raise BadOptionError(f"--output {arguments.output}: that is a file, and must be a folder")
     return Options(
-        seconds=_seconds(arguments.seconds),
-        users=_count("--users", arguments.users, MAX_USERS),
-        restaurants=_count("--restaurants", arguments.restaurants, RESTAURANTS),
+        seconds=parse_seconds(arguments.seconds),
+        users=parse_count("--users", arguments.users, MAX_USERS),
+        restaurants=parse_count("--restaurants", arguments.restaurants, RESTAURANTS),
         modes=_modes(arguments.modes),
         seed=arguments.seed,
         output=output,
     )
 
 
-def _seconds(text: str) -> float:
+def parse_seconds(text: str) -> float:
+    """Return the length of a window.
+
+    Raises:
+        BadOptionError: If it cannot be one.
+    """
     try:
         seconds = float(text)
     except ValueError:
@@ -72,13 +77,18 @@ def _seconds(text: str) -> float:
     return seconds
 
 
-def _count(flag: str, text: str, most: int) -> int:
+def parse_count(flag: str, text: str, most: int, least: int = 1) -> int:
+    """Return the whole number that *flag* was given.
+
+    Raises:
+        BadOptionError: If it is none from *least* to *most*.
+    """
     try:
         count = int(text)
     except ValueError:
-        count = 0
-    if not 1 <= count <= most:
-        raise BadOptionError(f"{flag} {text}: must be a whole number from 1 to {most}")
+        count = least - 1
+    if not least <= count <= most:
+        raise BadOptionError(f"{flag} {text}: must be a whole number from {least} to {most}")
     return count
 
 

@@ -7,10 +7,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 from uuid import uuid4
 
@@ -34,6 +35,15 @@ class Counts:
     redis_reads: int
     postgres_queries: int
 
+    @classmethod
+    def of(cls, stats: Mapping[str, Any]) -> "Counts":
+        """Return what the service's `/stats` tell."""
+        return cls(**{name: stats[name] for name in cls.__slots__})
+
+    def __add__(self, other: "Counts") -> "Counts":
+        """Return what two processes have counted together."""
+        return Counts(*(getattr(self, name) + getattr(other, name) for name in Counts.__slots__))
+
     def since(self, earlier: "Counts") -> "Counts":
         """Return what was counted after *earlier*."""
         return Counts(
@@ -49,13 +59,14 @@ class Service:
     """A running service."""
 
     def __init__(self, port: int) -> None:
+        self.port = port
         self.url = f"http://{HOST}:{port}"
+        self.urls = (self.url,)
         self._connection = http.client.HTTPConnection(HOST, port, timeout=ANSWER_TIMEOUT)
 
     def counts(self) -> Counts:
         """Return what the service has counted so far."""
-        stats = self.get("/stats")
-        return Counts(**{name: stats[name] for name in Counts.__slots__})
+        return Counts.of(self.get("/stats"))
 
     def get(self, path: str) -> dict[str, Any]:
         """Return the JSON at *path*.
@@ -77,14 +88,23 @@ class Service:
         return parsed
 
 
+def new_namespace() -> str:
+    """Return one that nobody has ever used: its L2 is empty, and nothing of anybody else's has to be flushed."""
+    return f"compare-{uuid4().hex}"
+
+
 @contextmanager
-def running_service(mode: str, servers: ServerUrls, log: Path) -> Generator[Service]:
+def running_service(
+    mode: str, servers: ServerUrls, log: Path, variables: Mapping[str, str] = MappingProxyType({}), *, workers: int = 1
+) -> Generator[Service]:
     """Run the service in *mode* within the block; it is ready when the block begins.
 
     Args:
         mode: `off`, `aiocache`, `on`, or `prebuilt`, for which the guard does not matter.
         servers: Where Redis and Postgres are.
         log: The file that gets what the service prints.
+        variables: Further settings of the service, as environment variables.
+        workers: In how many processes it runs.
 
     Raises:
         ChildError: If the service does not get ready.
@@ -94,11 +114,22 @@ def running_service(mode: str, servers: ServerUrls, log: Path) -> Generator[Serv
         "GUARD": "on" if mode == PREBUILT else mode,
         "REDIS_URL": servers.redis,
         "DATABASE_URL": servers.postgres,
-        # Nobody has ever used it, so L2 is empty, and nothing of anybody else's has to be flushed.
-        "NAMESPACE": f"compare-{uuid4().hex}",
+        "NAMESPACE": new_namespace(),
+        **variables,
         "PYTHONPATH": os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH", "")])),
     }
-    command = [sys.executable, "-m", "demo_api", "serve", "--host", HOST, "--port", str(port)]
+    command = [
+        sys.executable,
+        "-m",
+        "demo_api",
+        "serve",
+        "--host",
+        HOST,
+        "--port",
+        str(port),
+        "--workers",
+        str(workers),
+    ]
     with child(command, environment=environment, log=log, stop_signal=signal.SIGTERM) as process:
         service = Service(port)
         _wait_until_ready(service, process, log)

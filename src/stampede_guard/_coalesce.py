@@ -10,7 +10,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, Unpack, get_ty
 from ._codec import Codec
 from ._entry import Entry
 from ._guard import Guard
-from ._keys import compile_key, name_of
+from ._keys import compile_key, compile_tags, name_of
 from ._operation import NO_ANNOTATION
 from ._policy import Options, Policy
 from .errors import ConfigurationError, InvalidKey, NotCoalescable
@@ -34,7 +34,7 @@ class Coalesced(Generic[P, T]):
     __wrapped__: Callable[P, Coroutine[Any, Any, T]]
     __qualname__: str
 
-    def __init__(
+    def __init__(  # what the decorator was given
         self,
         function: Callable[P, Coroutine[Any, Any, T]],
         guard: Guard,
@@ -44,6 +44,7 @@ class Coalesced(Generic[P, T]):
         ignore: Sequence[str] = (),
         vary: Sequence[ContextVar[Any]] = (),
         codec: Codec | None = None,
+        tags: Sequence[str] = (),
     ) -> None:
         update_wrapper(self, function)
         # `inspect` recognises what quacks like a function by these three and the name.
@@ -61,8 +62,15 @@ class Coalesced(Generic[P, T]):
             )
             raise InvalidKey(message)
         self._build_key = spec.build
+        self._build_tags = compile_tags(function, tags)
+        self._is_local = spec.is_local
         self._operation = guard.add_operation(
-            name, policy, codec=codec, annotation=partial(_return_annotation, function), vary=vary
+            name,
+            policy,
+            codec=codec,
+            annotation=partial(_return_annotation, function),
+            vary=vary,
+            has_tags=self._build_tags is not None,
         )
         guard.register(self, spec, self._operation)
 
@@ -80,27 +88,37 @@ class Coalesced(Generic[P, T]):
             InvalidKey: an argument has no place in a key.
             Exception: the loader's own error.
         """
-        return await self.guard.call(self._operation, self._build_key(*args, **kwargs), self.__wrapped__, args, kwargs)
+        op = self._build_key(*args, **kwargs)
+        return await self.guard.call(self._operation, op, self.__wrapped__, args, kwargs, self._build_tags)
 
     def key(self, *args: P.args, **kwargs: P.kwargs) -> str:
         """Return the op id of such a call."""
         return self._build_key(*args, **kwargs)
 
-    async def invalidate(self, *args: P.args, **kwargs: P.kwargs) -> bool:
-        """Forget the answer to such a call: in this process at once, then in the store.
+    def tags(self, *args: P.args, **kwargs: P.kwargs) -> tuple[str, ...]:
+        """Return the tags of such a call, for `Guard.invalidate_tag`."""
+        return () if self._build_tags is None else self._build_tags(*args, **kwargs)
 
-        A load that began before answers those who already wait for it, and is never stored.
+    async def invalidate(self, *args: P.args, **kwargs: P.kwargs) -> None:
+        """Forget the answer to such a call: in this process at once, then in the store and in every process.
 
-        Returns:
-            Whether the store confirmed (see `Guard.invalidate`).
+        A load that began before answers those who already wait for it, and is never stored. With a version, or
+        without waiting, it is `guard.invalidate(function.key(…), version=…, wait=False)`.
+
+        Raises:
+            InvalidationPending: the store has not confirmed (see `Guard.invalidate`).
         """
         op = self._build_key(*args, **kwargs)
-        return await self.guard.invalidate(op, is_stored=self._operation.policy.l2_ttl is not None)
+        if self._is_local:
+            await self.guard.forget(op)
+        else:
+            await self.guard.invalidate(op)
 
     async def refresh(self, *args: P.args, **kwargs: P.kwargs) -> T:
         """Load now, replace what is cached, and return it; when the load fails, what was cached stays."""
         load = partial(self.__wrapped__, *args, **kwargs)
-        return await self.guard.refresh(self._operation, self._build_key(*args, **kwargs), load)
+        op = self._build_key(*args, **kwargs)
+        return await self.guard.refresh(self._operation, op, load, self.tags(*args, **kwargs))
 
     def peek(self, *args: P.args, **kwargs: P.kwargs) -> Entry[T] | None:
         """Return this process's fresh entry, or `None`; loads nothing and waits for nothing."""
@@ -128,6 +146,7 @@ class Coalesced(Generic[P, T]):
         bound.__dict__ |= self.__dict__
         bound.__wrapped__ = MethodType(self.__wrapped__, receiver)
         bound._build_key = MethodType(self._build_key, receiver)
+        bound._build_tags = None if self._build_tags is None else MethodType(self._build_tags, receiver)
         return bound
 
     def __eq__(self, other: object) -> bool:
@@ -197,9 +216,10 @@ def coalesce(
     ignore: Sequence[str] = (),
     vary: Sequence[ContextVar[Any]] = (),
     codec: Codec | None = None,
+    tags: Sequence[str] = (),
     **options: Unpack[Options],
 ) -> Decorator: ...
-def coalesce(
+def coalesce(  # options, each with a default that fits
     function: Any = None,
     /,
     *,
@@ -208,6 +228,7 @@ def coalesce(
     ignore: Sequence[str] = (),
     vary: Sequence[ContextVar[Any]] = (),
     codec: Codec | None = None,
+    tags: Sequence[str] = (),
     **options: Unpack[Options],
 ) -> Any:
     """Make concurrent identical calls of an `async def` share one execution, and remember its answer.
@@ -222,6 +243,7 @@ def coalesce(
         ignore: Names of parameters that do not change the answer and stay out of the key.
         vary: Context variables that are part of the key, and the only ones that the loader sees.
         codec: Instead of the one that the return annotation asks for.
+        tags: Templates like the key's; `Guard.invalidate_tag` forgets all answers that have a tag.
         **options: What the operation does:
 
             - `ttl`: Life in this process's memory, in seconds; by default nothing is remembered.
@@ -232,6 +254,9 @@ def coalesce(
             - `on_abandon`: When everybody who waited has left, `"finish"` the load and store it, or `"cancel"` it.
             - `isolate`: Give every caller a copy of their own, decoded from bytes.
             - `inherit_context`: Let the loader see all of the launching caller's context instead.
+            - `lease`: Wait while another process loads the same op; without it, load too.
+            - `version`: Takes a value, returns its version; a value older than what is known is not stored.
+            - `max_loads`: How many loads may run at once, per event loop; the others queue.
 
     Raises:
         NotCoalescable: the decorated thing is not an `async def` function.
@@ -255,7 +280,7 @@ def coalesce(
     policy = Policy.of(options)
 
     def make(function: Callable[..., Coroutine[Any, Any, Any]], kind: type[Coalesced[Any, Any]]) -> Coalesced[Any, Any]:
-        return kind(function, guard, key, policy, ignore=ignore, vary=vary, codec=codec)
+        return kind(function, guard, key, policy, ignore=ignore, vary=vary, codec=codec, tags=tags)
 
     decorate: Callable[..., Any] = Decorator(make)
     return decorate if function is None else decorate(function)

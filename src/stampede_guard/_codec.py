@@ -5,15 +5,19 @@ Never pickle: whoever can write to the store could run code here.
 
 import struct
 import sys
+from collections.abc import Sequence
 from hashlib import blake2b
-from typing import Any, Protocol, get_args, runtime_checkable
+from typing import Any, NamedTuple, Protocol, get_args, runtime_checkable
 
 import msgspec
 
 from .errors import ConfigurationError
 
-_HEADER = struct.Struct(">4s16sI")
-_MAGIC = b"SGv1"
+# Magic, token of the flight that stored it, version, digest of the key, number of marks, length of the payload.
+# The scripts read the first three where they are.
+_HEADER = struct.Struct(">4s22sQ16sBI")
+_MAGIC = b"SGv2"
+_MARK = 11  # bytes of a tag's mark
 
 
 @runtime_checkable
@@ -146,16 +150,38 @@ def key_digest(key: str) -> bytes:
     return blake2b(key.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
-def seal(key: str, payload: bytes) -> bytes:
+class Opened(NamedTuple):
+    """What an envelope held.
+
+    Attributes:
+        payload: The encoded value.
+        marks: Marks that the op's tags had before it was loaded.
+    """
+
+    payload: bytes
+    marks: tuple[bytes, ...]
+
+
+def seal(key: str, payload: bytes, fill: str, version: int | None = None, marks: Sequence[bytes] = ()) -> bytes:
     """Return *payload* in an envelope that says whose it is, so that no other op can ever open it."""
-    return _HEADER.pack(_MAGIC, key_digest(key), len(payload)) + payload
+    header = _HEADER.pack(_MAGIC, fill.encode(), version or 0, key_digest(key), len(marks), len(payload))
+    return b"".join((header, *marks, payload))
 
 
-def unseal(key: str, envelope: bytes) -> bytes | None:
-    """Return the payload, or `None` if this is not, whole, what was stored for *key*."""
+def unseal(key: str, envelope: bytes) -> Opened | None:
+    """Return what is inside, or `None` if this is not, whole, what was stored for *key*."""
     if len(envelope) < _HEADER.size:
         return None
-    magic, digest, length = _HEADER.unpack_from(envelope)
-    if magic != _MAGIC or digest != key_digest(key) or length != len(envelope) - _HEADER.size:
+    magic, _, _, digest, marks, length = _HEADER.unpack_from(envelope)
+    start = _HEADER.size + marks * _MARK
+    if magic != _MAGIC or digest != key_digest(key) or length != len(envelope) - start:
         return None
-    return envelope[_HEADER.size :]
+    return Opened(
+        envelope[start:],
+        tuple(envelope[at : at + _MARK] for at in range(_HEADER.size, start, _MARK)),
+    )
+
+
+def fill_of(envelope: bytes) -> bytes:
+    """Return the token in what may or may not be an envelope."""
+    return envelope[4:26]

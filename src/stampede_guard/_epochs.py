@@ -4,9 +4,11 @@ A flight takes its op's epoch before it reads anything, and compares before it s
 Without that, a value read before an invalidation could be put back after it.
 """
 
+from collections.abc import Sequence
 from itertools import count
 
 _LIMIT = 65_536
+_TAG = "\0tag:"  # tags are counted among the ops, under names that no op has
 
 
 class Epochs:
@@ -23,15 +25,22 @@ class Epochs:
         self._limit = limit
         self._numbers = count(1)
 
-    def of(self, op: str) -> tuple[int, int]:
-        """Return the present epoch of *op*, to be compared for equality only."""
-        return self._all, self._ops.get(op, 0)
+    def of(self, op: str, tags: Sequence[str] = ()) -> tuple[int, ...]:
+        """Return the present epoch of *op* and of its tags, to be compared for equality only."""
+        get = self._ops.get
+        if not tags:
+            return self._all, get(op, 0)
+        return self._all, get(op, 0), *(get(_TAG + tag, 0) for tag in tags)
 
     def bump(self, op: str) -> None:
         """Begin a new epoch of *op*."""
         if len(self._ops) >= self._limit and op not in self._ops:
             self.bump_all()  # safe: loads under way lose the right to store, nothing else
         self._ops[op] = next(self._numbers)
+
+    def bump_tag(self, tag: str) -> None:
+        """Begin a new epoch of every op that has *tag*."""
+        self.bump(_TAG + tag)
 
     def bump_all(self) -> None:
         """Begin a new epoch of every op."""

@@ -2,40 +2,50 @@
 
 ```
 call ─ 1 L1 ─ 2 scoreboard: join, or launch ─┐
-                                             └ _load ─ 3 L2 ─ 5 loader ─ 6 L2 fill ─ 7 L1 put ─ land
+                                             └ _load ─ 3 L2 value, or lease ─ 4 wait for another's lease
+                                                       └ 5 loader, in a slot ─ 6 L2 fill ─ 7 L1 put ─ land
 ```
 Steps 1 and 2 are synchronous; everything after runs once per op in a task that belongs to no caller.
-(Number 4 is the lease of a cluster; a single process needs none.)
 """
 
 import asyncio
 import re
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack
 from functools import partial
 from random import random
 from types import TracebackType
-from typing import Any, Self, TypeVar, Unpack, cast
+from typing import Any, Literal, NoReturn, Self, TypeVar, Unpack, cast
 from zlib import crc32
 
+from ._after_commit import AfterCommit, Connection
+from ._backplane import Backplane
 from ._codec import Codec
 from ._entry import Entry
 from ._epochs import Epochs
-from ._keys import KeySpec
-from ._memory import Memory
+from ._keys import BuildTags, KeySpec, check_tags
+from ._limiter import Limits
+from ._memory import UNTRUSTED_LIFE, Memory
+from ._messages import new_token
 from ._operation import NO_ANNOTATION, Operation, hand_out
-from ._policy import Duration, Options, Policy, count, fraction, seconds
+from ._policy import Duration, Options, Policy, count, fraction, seconds, version_number
 from ._registry import Registry
 from ._scoreboard import Flight
 from ._site import Site, Sites
 from ._stats import Stats, total
-from .errors import ConfigurationError, GuardClosed, InvalidKey
-from .stores import Store
+from .errors import ConfigurationError, GuardClosed, InvalidationPending, InvalidKey
+from .stores import LeasingStore, Store
+from .stores._lease import Found, Lease
+from .stores._pending import Invalidation
 from .stores._tier import Tier
 
 T = TypeVar("T")
 
 _FETCHES = 256  # sets of options that `fetch` remembers
+_POLLS = (0.025, 0.25)  # seconds between looks for another's load, first and longest, should its word be lost
+_WAIT = 30.0  # seconds that another's loads are waited for when no load_timeout says how long a load may take
+_BUS_TIMEOUT = 1.0  # seconds that opening a guard waits for its bus
 
 
 class Guard:
@@ -45,14 +55,17 @@ class Guard:
     entering. One guard serves several event loops, each with its own memory, flights and connections.
 
     Args:
-        store: A `redis://`, `rediss://` or `unix://` URL without options, or a function that makes a
-            `Store` for each event loop, or `None` for this process's memory alone.
+        store: A URL without options (`redis://`, `rediss://`, `unix://`, `redis+sentinel://`, `redis+cluster://`; see
+            `RedisStore`), or an asyncio client of redis-py's, or a function that makes a `Store` for each event
+            loop, or `None` for this process's memory alone.
         namespace: Keeps this guard's keys in the store apart from others'.
         maxsize: Entries kept in memory, per event loop; the least recently used go first.
-        deadline: With a URL: seconds that one operation of the store may take; 0.15 by default.
-        connect_timeout: With a URL: seconds that getting a connection may take; 0.25 by default.
-        max_connections: With a URL: connections to the store, per event loop; 64 by default.
+        deadline: With a URL or a client: seconds that one operation of the store may take; 0.15 by default.
+        connect_timeout: With a URL or a client: seconds that getting a connection may take; 0.25 by default.
+        max_connections: With a URL or a client: connections to each server, per event loop; 64 by default.
+        tracking: With a URL or a client: whether to hear of keys that others than this library write or delete.
         max_bytes: Size of the largest value that is stored or read.
+        max_loads: How many loads may run at once, per event loop; the others queue. `None` sets no limit.
         enabled: `False` keeps both tiers but shares no flights: each miss loads for itself.
         rollout: Fraction of all ops, always the same ones, whose flights are shared; the others go as if disabled.
         drain_timeout: Seconds that leaving the guard waits for flights before it cancels them.
@@ -64,14 +77,16 @@ class Guard:
 
     def __init__(  # noqa: PLR0913  # options, each with a default that fits
         self,
-        store: str | Callable[[], Store] | None = None,
+        store: object | str | Callable[[], Store | LeasingStore] | None = None,
         *,
         namespace: str = "default",
         maxsize: int = 10_000,
         deadline: Duration | None = None,
         connect_timeout: Duration | None = None,
         max_connections: int | None = None,
+        tracking: bool | None = None,
         max_bytes: int = 1 << 20,
+        max_loads: int | None = None,
         enabled: bool = True,
         rollout: float = 1.0,
         drain_timeout: Duration = 5.0,
@@ -82,9 +97,15 @@ class Guard:
         self.namespace = _checked_namespace(namespace)
         self._maxsize = count("maxsize", maxsize)
         self._max_bytes = count("max_bytes", max_bytes)
+        self._max_loads = None if max_loads is None else count("max_loads", max_loads)
         self._drain_timeout = seconds("drain_timeout", drain_timeout, zero=True)
         self._clock = clock
-        given = {"deadline": deadline, "connect_timeout": connect_timeout, "max_connections": max_connections}
+        given = {
+            "deadline": deadline,
+            "connect_timeout": connect_timeout,
+            "max_connections": max_connections,
+            "tracking": tracking,
+        }
         self._make_store = _store_maker(store, self._max_bytes, **given)
         self._epochs = Epochs()
         self._sites = Sites()
@@ -97,6 +118,18 @@ class Guard:
         return self._make_store is not None
 
     @property
+    def capabilities(self) -> frozenset[str]:
+        """What this guard's store can do: `"leases"`, `"backplane"`, `"tags"`, `"versions"`, `"tracking"`.
+
+        Empty without a store.
+
+        Raises:
+            GuardClosed: the guard has a store and is not open.
+        """
+        tier = self._site().tier
+        return frozenset() if tier is None else tier.capabilities
+
+    @property
     def rollout(self) -> float:
         """Fraction of all ops whose flights are shared."""
         return self._rollout
@@ -105,8 +138,14 @@ class Guard:
     def rollout(self, share: float) -> None:
         self._rollout = fraction("rollout", share)
 
-    async def call(
-        self, operation: Operation, op: str, function: Callable[..., Awaitable[T]], args: Any, kwargs: Any
+    async def call(  # noqa: PLR0917  # positional: it is on the path of every hit
+        self,
+        operation: Operation,
+        op: str,
+        function: Callable[..., Awaitable[T]],
+        args: Any,
+        kwargs: Any,
+        build_tags: BuildTags | None,
     ) -> T:
         """Return the answer for *op*: from memory, from a flight that is up, or from a new one."""
         site = self._site()
@@ -120,16 +159,19 @@ class Guard:
         if flight is not None:
             operation.counters.joins += 1
         else:
-            flight = self._launch(site, operation, op, partial(function, *args, **kwargs), is_private=not shares)
+            tags = () if build_tags is None else build_tags(*args, **kwargs)
+            load = partial(function, *args, **kwargs)
+            flight = self._launch(site, operation, op, load, tags, is_private=not shares)
         answer: T = hand_out(await flight.wait(operation.policy.wait_timeout))
         return answer
 
-    def _launch(
+    def _launch(  # what a flight has to know
         self,
         site: Site,
         operation: Operation,
         op: str,
         load: Callable[[], Awaitable[Any]],
+        tags: Sequence[str],
         *,
         is_private: bool = False,
         is_refresh: bool = False,
@@ -137,10 +179,11 @@ class Guard:
         return site.board.launch(
             op,
             # The epoch is taken here, before anything is read: what begins after the launch overtakes it.
-            partial(self._load, site, operation, load, self._epochs.of(op)),
+            partial(self._load, site, operation, load, self._epochs.of(op, tags)),
             operation.counters,
             operation.policy.on_abandon,
             context=operation.context(),
+            tags=tags,
             is_private=is_private,
             is_refresh=is_refresh,
         )
@@ -150,45 +193,134 @@ class Guard:
         site: Site,
         operation: Operation,
         load: Callable[[], Awaitable[Any]],
-        epoch: tuple[int, int],
+        epoch: tuple[int, ...],
         flight: Flight[Any],
     ) -> Any:
         """Read L2 or load, and store; return what is kept for *flight*'s waiters."""
-        op, policy, counters = flight.op, operation.policy, operation.counters
-        l2_ttl = policy.l2_ttl
-        tier = None if l2_ttl is None else site.tier
+        op, policy = flight.op, operation.policy
+        lease = self._lease(site, operation, flight)
 
         def still_holds() -> bool:
-            return not flight.landed and self._epochs.of(op) == epoch
+            return not flight.landed and self._epochs.of(op, flight.tags) == epoch
 
-        if tier is not None and l2_ttl is not None and not flight.is_refresh:
-            stored = await tier.read(op, l2_ttl * (1 + policy.jitter), counters)  # 3
-            decoded = None if stored is None else operation.decode(stored.envelope)
-            if stored is not None and decoded is not None:
-                counters.l2_hits += 1
-                kept = operation.isolate(stored.envelope) if policy.isolate else decoded[0]
-                if still_holds():
-                    self._keep(site, op, kept, policy, stored.life)
-                return kept
-        with flight.within(policy.load_timeout):  # 5
-            counters.loads += 1
-            value = await load()
-        payload = operation.encode(value) if tier is not None or policy.isolate else b""
-        if tier is not None and l2_ttl is not None:
-            await tier.fill(op, payload, _spread(l2_ttl, policy.jitter), still_holds, counters)  # 6
-        kept = operation.isolate(payload) if policy.isolate else value
-        if still_holds():
-            self._keep(site, op, kept, policy, None)  # 7
-        elif not flight.landed:
-            counters.overtaken += 1
+        try:
+            found = None if lease is None else await self._find(site, operation, flight, lease)  # 3, 4
+            if found is None:
+                kept, life, is_latest = await self._load_afresh(site, operation, flight, lease, load, still_holds)
+            else:
+                kept = operation.isolate(found.payload) if policy.isolate else found.value
+                life, is_latest = found.life, True
+        finally:
+            if lease is not None:
+                lease.let_go()
+        if is_latest and still_holds():
+            self._keep(site, flight, kept, policy, life)  # 7
+            if flight.is_refresh:
+                self._forget_elsewhere(site, op)
+            if lease is not None and site.tracking is not None:
+                site.tracking.remember(op, lease.stored_by)
+        elif found is None and not flight.landed:
+            operation.counters.overtaken += 1
         return kept
 
+    async def _load_afresh(  # noqa: PLR0917  # a part of `_load`
+        self,
+        site: Site,
+        operation: Operation,
+        flight: Flight[Any],
+        lease: Lease | None,
+        load: Callable[[], Awaitable[Any]],
+        still_holds: Callable[[], bool],
+    ) -> tuple[Any, float | None, bool]:
+        """Load and fill; return what is kept, for how long at most, and whether it is the latest that is known."""
+        policy = operation.policy
+        value = await self._run(site, operation, flight, lease, load)  # 5
+        payload = operation.encode(value) if lease is not None or policy.isolate else b""
+        version = operation.version_of(value)
+        kept = operation.isolate(payload) if policy.isolate else value
+        if lease is None or policy.l2_ttl is None:
+            return kept, None, True
+        is_latest = await lease.fill(payload, _spread(policy.l2_ttl, policy.jitter), version, still_holds)  # 6
+        return kept, UNTRUSTED_LIFE if lease.is_blind and site.backplane is not None else None, is_latest
+
     @staticmethod
-    def _keep(site: Site, op: str, kept: object, policy: Policy, life: float | None) -> None:
+    def _lease(site: Site, operation: Operation, flight: Flight[Any]) -> Lease | None:
+        policy = operation.policy
+        if policy.l2_ttl is None or site.tier is None:
+            return None
+        longest_life = policy.l2_ttl * (1 + policy.jitter)
+        return site.tier.lease(flight.op, flight.tags, operation.lease_length, longest_life, operation.counters)
+
+    async def _find(self, site: Site, operation: Operation, flight: Flight[Any], lease: Lease) -> Found | None:
+        """Return what L2 has, waiting for whoever is loading it; `None` if it is this flight that has to load."""
+        counters = operation.counters
+        if flight.is_refresh:
+            await lease.seize()
+            return None
+        answer = await lease.ask(operation.decode)  # 3
+        may_wait = operation.policy.lease and self._shares(flight.op)
+        if answer == "wait" and may_wait and site.backplane is not None:
+            counters.l2_waits += 1
+            answer = await self._await_other(site.backplane, operation, flight.op, lease)  # 4
+        if isinstance(answer, Found):
+            counters.l2_hits += 1
+            return answer
+        if answer != "blind" and not lease.was_undecodable:
+            counters.l2_misses += 1
+        return None
+
+    @staticmethod
+    async def _await_other(
+        backplane: Backplane, operation: Operation, op: str, lease: Lease
+    ) -> Found | Literal["own", "wait", "blind"]:
+        """Wait until the op's value is there, or nobody else is loading it; for no longer than a load may take."""
+        loop = asyncio.get_running_loop()
+        give_up_at = loop.time() + (operation.policy.load_timeout or _WAIT)
+        polls = _polls()
+        with backplane.expecting(op) as word:
+            # Asked again at once: the word may have come between the first answer and now.
+            while (answer := await lease.ask(operation.decode)) == "wait" and (left := give_up_at - loop.time()) > 0:
+                await word.heard(min(next(polls), max(lease.left, _POLLS[0] / 2), left))
+        return answer
+
+    async def _run(
+        self,
+        site: Site,
+        operation: Operation,
+        flight: Flight[Any],
+        lease: Lease | None,
+        load: Callable[[], Awaitable[Any]],
+    ) -> Any:
+        """Run the loader, when it is its turn, within its budget; keep the lease up meanwhile."""
+        async with AsyncExitStack() as around:
+            if lease is not None and lease.is_owned:
+                around.enter_context(lease.kept_up())
+            around.enter_context(flight.within(operation.policy.load_timeout))
+            limiter = site.limits.of(operation, operation.policy.max_loads)
+            if limiter is not None:
+                await around.enter_async_context(limiter.slot(flight))
+            operation.counters.loads += 1
+            started_at = self._clock()
+            value = await load()
+            operation.note_load(self._clock() - started_at)
+        return value
+
+    def _forget_elsewhere(self, here: Site, op: str) -> None:
+        """Let this guard's other event loops ask anew; other processes hear of a refresh from the store."""
+
+        def forget(site: Site) -> None:
+            if site is not here:
+                site.forget(op)
+
+        self._epochs.bump(op)
+        self._sites.tell(forget)
+
+    @staticmethod
+    def _keep(site: Site, flight: Flight[Any], kept: object, policy: Policy, life: float | None) -> None:
         """Put into L1, for no longer than the store's copy has left."""
         if policy.ttl is not None:
             ttl = _spread(policy.ttl, policy.jitter)
-            site.memory.put(op, kept, ttl if life is None else min(ttl, life))
+            site.memory.put(flight.op, kept, ttl if life is None else min(ttl, life), flight.tags)
 
     def _shares(self, op: str) -> bool:
         """Whether callers of *op* share flights: a stable choice, the same in every process."""
@@ -203,6 +335,7 @@ class Guard:
         *,
         returns: Any = NO_ANNOTATION,
         codec: Codec | None = None,
+        tags: Sequence[str] = (),
         **options: Unpack[Options],
     ) -> T:
         """Do for the op id *op* and the function *load* what `@coalesce` does for a call.
@@ -212,8 +345,9 @@ class Guard:
             load: Takes nothing and returns the answer.
             returns: The answer's type, for a value that is stored or isolated.
             codec: Instead of *returns*.
+            tags: What the answer is invalidated by, besides *op*.
             **options: As of `@coalesce`: `ttl`, `l2_ttl`, `jitter`, `load_timeout`, `wait_timeout`, `on_abandon`,
-                `isolate`, `inherit_context`.
+                `isolate`, `inherit_context`, `lease`, `version`, `max_loads`.
 
         Raises:
             ConfigurationError: an option breaks its rule.
@@ -226,7 +360,11 @@ class Guard:
         if not callable(load):
             message = f"{op}: give fetch a function that starts the load, as in `lambda: load(7)`, not {load!r}"
             raise ConfigurationError(message)
-        return await self.call(self._fetching(options, returns, codec), op, load, (), {})
+        operation = self._fetching(options, returns, codec)
+        if tags:
+            check_tags("fetch", tags)
+            self._check_tags("fetch", tags)
+        return await self.call(operation, op, load, (), {}, (lambda: tuple(tags)) if tags else None)
 
     def _fetching(self, options: Options, returns: Any, codec: Codec | None) -> Operation:
         """Return the operation of `fetch` with these options, remembered from the last time."""
@@ -245,7 +383,9 @@ class Guard:
     def _new_fetching(self, options: Options, returns: Any, codec: Codec | None) -> Operation:
         return self.add_operation("fetch", Policy.of(options), codec=codec, annotation=lambda: returns)
 
-    async def refresh(self, operation: Operation, op: str, load: Callable[[], Awaitable[T]]) -> T:
+    async def refresh(
+        self, operation: Operation, op: str, load: Callable[[], Awaitable[T]], tags: Sequence[str] = ()
+    ) -> T:
         """Load now and replace what is cached; concurrent refreshes of *op* share one load.
 
         A flight that was up before answers those who wait for it, and is not stored. When the load fails, what was
@@ -259,28 +399,106 @@ class Guard:
         else:
             self._epochs.bump(op)
             site.board.forget(op)
-            flight = self._launch(site, operation, op, load, is_private=not shares, is_refresh=True)
+            flight = self._launch(site, operation, op, load, tags, is_private=not shares, is_refresh=True)
         answer: T = hand_out(await flight.wait(operation.policy.wait_timeout))
         return answer
 
-    async def invalidate(self, op: str, *, is_stored: bool = True) -> bool:
-        """Forget *op*: in this process at once, before anything is awaited, then in the store.
+    async def invalidate(self, op: str, *, version: int | None = None, wait: bool = True) -> None:
+        """Forget *op*: in this process at once, before anything is awaited, then in the store and everywhere.
 
-        Loads that began before answer those who already wait, and are never stored. Cancelling this call does not
-        stop the invalidation.
+        Loads that began before, in whatever process, answer those who already wait, and are never stored.
+        Cancelling this call does not stop the invalidation.
 
-        Returns:
-            Whether the store confirmed. If not, this process neither reads nor fills the op there until it
-            did; other processes may see the old value for the rest of its `l2_ttl`.
+        Args:
+            op: The op id, as `.key(…)` of the decorated function returns it.
+            version: The version of what was written: values with lower ones are not stored any more, as a
+                database's replica may still return them.
+            wait: Whether to wait for the store; if not, nothing is raised.
+
+        Raises:
+            InvalidationPending: the store has not confirmed. Until it has, which this guard tries again and again,
+                this process neither reads nor stores the op there; others may see the old value for the
+                rest of its life.
+            ConfigurationError: *version* is not a whole number from 0 to 2⁵³ - 1.
         """
-        site = self._site()
+        if version is not None:
+            version_number(version)
         self._epochs.bump(op)
         self._sites.tell(lambda each: each.forget(op))
-        if not is_stored:
-            return True
-        self._sites.tell(lambda each: None if each is site else each.delete(op))  # each orders its own writes
-        confirmation = site.delete(op)
-        return confirmation is None or await confirmation.wait()
+        await self._tell_store(lambda tier: tier.invalidation(op, version), op, wait=wait)
+
+    async def invalidate_tag(self, tag: str, *, wait: bool = True) -> None:
+        """Forget every op that has *tag*, everywhere; however many there are, that is one operation of the store.
+
+        The rest is as for `invalidate`.
+
+        Raises:
+            InvalidationPending: the store has not confirmed (see `invalidate`).
+            ConfigurationError: the store has no tags.
+        """
+        if not isinstance(tag, str) or not tag:
+            message = f"tag={tag!r}: a tag is a string, and not empty"
+            raise InvalidKey(message)
+        self._check_tags("invalidate_tag", (tag,))
+        self._epochs.bump_tag(tag)
+        self._sites.tell(lambda each: each.forget_tagged(tag))
+        await self._tell_store(lambda tier: tier.tag_invalidation(tag), tag, wait=wait)
+
+    async def clear(self, *, wait: bool = True) -> None:
+        """Forget everything under this guard's namespace, everywhere, in one operation of the store.
+
+        The rest is as for `invalidate`.
+
+        Raises:
+            InvalidationPending: the store has not confirmed (see `invalidate`).
+            ConfigurationError: the store has no tags, which this rests on.
+        """
+        self._check_tags("clear", ("everything",))
+        self._epochs.bump_all()
+        self._sites.tell(Site.forget_all)
+        await self._tell_store(lambda tier: tier.tag_invalidation(""), "everything", wait=wait)
+
+    def after_commit(self, connection: Connection) -> AfterCommit:
+        """Open a transaction on *connection*, of asyncpg, and invalidate when it has committed.
+
+        `async with guard.after_commit(connection) as after:` and in it `after.invalidate(op)` or
+        `after.invalidate_tag(tag)`. What was noted is dropped when the block raises, and with it the transaction.
+
+        Raises:
+            InvalidationPending: when the block ends: committed, but the store has not confirmed.
+            ConfigurationError: *connection* is in a transaction already.
+        """
+        return AfterCommit(connection, self.invalidate, self.invalidate_tag)
+
+    async def forget(self, op: str) -> None:
+        """Forget *op* in this process alone: no other can have it."""
+        self._site()
+        self._epochs.bump(op)
+        self._sites.tell(lambda each: each.forget(op))
+
+    def _check_tags(self, who: str, tags: Sequence[str]) -> None:
+        tier = self._site().tier
+        if tier is not None and "tags" not in tier.capabilities:
+            message = f"{who}: tags={tuple(tags)!r} need a Redis store; this guard's {tier.store.name} cannot keep them"
+            raise ConfigurationError(message)
+
+    async def _tell_store(self, make: Callable[[Tier], Invalidation], what: str, *, wait: bool) -> None:
+        """Have each loop's store carry out an invalidation, as each orders its own writes; wait for this loop's."""
+        here = self._site()
+        sent: list[Flight[bool]] = []
+
+        def tell(site: Site) -> None:
+            if site.tier is not None:
+                announced = make(site.tier)
+                site.tier.announce(announced)  # before the first await: no reader may slip in between
+                flight = site.send(announced)
+                if site is here and flight is not None:
+                    sent.append(flight)
+
+        self._sites.tell(tell)
+        if wait and sent and not await sent[0].wait():
+            message = f"{what}: not confirmed by the store; holds in this process, and is repeated until it is"
+            raise InvalidationPending(message)
 
     def peek(self, op: str) -> Entry[Any] | None:
         """Return this loop's fresh entry of *op* without loading, counting or waiting."""
@@ -331,10 +549,21 @@ class Guard:
         if site.depth == 1 and site.tier is not None:
             try:
                 await site.tier.open()
+                self._check_capabilities(site.tier)
+                if site.backplane is not None:
+                    await site.backplane.open(_BUS_TIMEOUT)
             except BaseException:  # cancelled: who was not let in will not leave
                 await self._leave(site)
                 raise
         return self
+
+    def _check_capabilities(self, tier: Tier) -> None:
+        """Check that the store can do what the operations ask for."""
+        for operation in self._registry.operations():
+            for name, is_asked in (("tags", operation.has_tags), ("versions", operation.policy.version is not None)):
+                if is_asked and name not in tier.capabilities:
+                    message = f"{operation.name}: {name} need a Redis store; this guard's {tier.store.name} has none"
+                    raise ConfigurationError(message)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -357,6 +586,8 @@ class Guard:
         try:
             await site.board.ground()
         finally:
+            if site.backplane is not None:
+                await site.backplane.aclose()
             if site.tier is not None:
                 await site.tier.aclose()
 
@@ -374,12 +605,21 @@ class Guard:
         return self._open_site()
 
     def _open_site(self) -> Site:
+        instance = new_token()  # here, not in __init__: forked workers would take each other's messages for their own
         tier = None
         if self._make_store is not None:
-            tier = Tier(self._make_store(), self.namespace, self._max_bytes, self._clock)
-        site = Site(asyncio.get_running_loop(), Memory(self._maxsize, self._clock), tier)
+            tier = Tier(self._make_store(), self.namespace, self._max_bytes, self._clock, instance)
+        memory = Memory(self._maxsize, self._clock)
+        site = Site(asyncio.get_running_loop(), memory, tier, self._epochs, Limits(self._max_loads))
+        if tier is not None and "backplane" in tier.capabilities:
+            site.backplane = Backplane(tier, instance, site, self._clock)
         self._sites.add(site)
         return site
+
+    def __reduce__(self) -> NoReturn:
+        """Refuse to be pickled: a guard is connections, flights and perhaps a password; make one in each process."""
+        message = "a Guard cannot be pickled; make one in each process"
+        raise TypeError(message)
 
     def __repr__(self) -> str:
         store = "with a store" if self.has_store else "in memory"
@@ -393,10 +633,10 @@ def _checked_namespace(namespace: str) -> str:
     return namespace
 
 
-def _store_maker(store: Any, max_bytes: int, **options: Any) -> Callable[[], Store] | None:
+def _store_maker(store: Any, max_bytes: int, **options: Any) -> Callable[[], Store | LeasingStore] | None:
     """Return what makes a store for each event loop, having checked what was given."""
     options = {name: option for name, option in options.items() if option is not None}
-    if isinstance(store, str):
+    if isinstance(store, str) or type(store).__module__.partition(".")[0] == "redis":
         from .stores.redis import redis_stores  # noqa: PLC0415  # redis-py is an extra
 
         return redis_stores(store, max_bytes=max_bytes, **options)
@@ -404,9 +644,17 @@ def _store_maker(store: Any, max_bytes: int, **options: Any) -> Callable[[], Sto
         message = f"{name}= is for a store given by its URL; give it to the store itself"
         raise ConfigurationError(message)
     if store is not None and not callable(store):
-        message = f"store={store!r}: give a URL, or a function that makes a store: lambda: AiocacheStore(cache)"
+        message = f"store={store!r}: give a URL, a Redis client, or what makes a store: lambda: AiocacheStore(cache)"
         raise ConfigurationError(message)
-    return cast("Callable[[], Store] | None", store)
+    return cast("Callable[[], Store | LeasingStore] | None", store)
+
+
+def _polls() -> Iterator[float]:
+    """Yield the seconds until each next look: a fleet that waits for one load must not look all together."""
+    pause, longest = _POLLS
+    while True:
+        yield pause * (1 - random() / 2)  # noqa: S311  # no secret
+        pause = min(2 * pause, longest)
 
 
 def _spread(life: float, jitter: float) -> float:

@@ -22,6 +22,9 @@ from ._template import Shape, Template, followed_by, may_meet
 from .errors import InvalidKey
 
 BuildKey = Callable[..., str]
+BuildTags = Callable[..., tuple[str, ...]]
+
+_TAGS = 16  # as many marks as there is room for in front of a value
 
 _KINDS = inspect.Parameter
 
@@ -124,6 +127,41 @@ def compile_key(  # noqa: PLR0915  # one decision after the other
     )
 
 
+def check_tags(who: str, tags: Sequence[str]) -> None:
+    """Check that *tags* are some, and not too many.
+
+    Raises:
+        InvalidKey: they are not.
+    """
+    if not isinstance(tags, list | tuple) or not all(isinstance(tag, str) and tag for tag in tags):
+        message = f"{who}: tags={tags!r}; give a tuple of strings, none of them empty"
+        raise InvalidKey(message)
+    if len(tags) > _TAGS:
+        message = f"{who}: {len(tags)} tags; give at most {_TAGS}"
+        raise InvalidKey(message)
+
+
+def compile_tags(function: Callable[..., Any], tags: Sequence[str]) -> BuildTags | None:
+    """Return how to build the tags of a call of *function*, or `None` if it has none.
+
+    Raises:
+        InvalidKey: a template is malformed, or names no parameter; or there are too many.
+    """
+    check_tags(name_of(function), tags)
+    if not tags:
+        return None
+    names = {parameter.name for parameter in parameters_of(function)}
+    bodies: list[str] = []
+    for tag in tags:
+        template = Template.parse(tag)
+        for name in sorted(template.names - names):
+            message = f"{name_of(function)}: the tag {tag!r} uses {name!r}, which is no parameter of it"
+            raise InvalidKey(message)
+        bodies.append(_template_body(template))
+    build: BuildTags = _compile(function, f"({''.join(f'f{body!r},' for body in bodies)})", {}, is_text=False)
+    return build
+
+
 def _check_complete(function: Callable[..., Any], template: Template, left_out: set[str], names: list[str]) -> None:
     for name in sorted(template.names.difference(names)):
         message = f"{name_of(function)}: the key template {template.text!r} uses {name!r}, which is no parameter of it"
@@ -208,8 +246,8 @@ class _Verbatim:
         return self.name
 
 
-def _compile(function: Callable[..., Any], body: str, namespace: dict[str, Any]) -> BuildKey:
-    """Compile an f-string over the parameters of *function*, under its signature and its name.
+def _compile(function: Callable[..., Any], body: str, namespace: dict[str, Any], *, is_text: bool = True) -> Any:
+    """Compile an f-string, or an expression, over the parameters of *function*, under its signature and its name.
 
     Only identifiers stand between braces here, so nothing that a user wrote is run.
     """
@@ -221,8 +259,9 @@ def _compile(function: Callable[..., Any], body: str, namespace: dict[str, Any])
             default = _Verbatim(f"_sg_default_{parameter.name}")
             namespace[default.name] = parameter.default
         signature.append(parameter.replace(annotation=_KINDS.empty, default=default))
-    exec(f"def build{inspect.Signature(signature)}:\n    return f{body!r}", namespace)  # noqa: S102  # as dataclasses do
-    build: BuildKey = namespace["build"]
+    expression = f"f{body!r}" if is_text else body
+    exec(f"def build{inspect.Signature(signature)}:\n    return {expression}", namespace)  # noqa: S102  # as dataclasses do
+    build = namespace["build"]
     build.__name__ = function.__name__
     build.__qualname__ = function.__qualname__  # a wrong call is reported under the function's own name
     return build

@@ -5,11 +5,15 @@ from contextvars import Context, ContextVar, copy_context
 from typing import Any
 
 from ._codec import Codec, codec_for
-from ._policy import Policy
+from ._policy import Policy, version_number
 from ._stats import Counters
 from .errors import CannotEncode, ConfigurationError
 
 NO_ANNOTATION: Any = object()
+
+_LEASES = (2.0, 10.0)  # seconds, shortest and longest: whoever dies with one is waited for that long
+_LEASE_LOADS = 3.0  # in load times
+_SMOOTHING = 0.2
 
 
 class Isolated:
@@ -41,9 +45,21 @@ class Operation:
         codec: Given by the user; otherwise the annotation decides.
         annotation: Returns the loader's return annotation; raises `NameError` while a name in it is not defined yet.
         vary: Context variables that are part of the key, and the only ones that the loader sees.
+        has_tags: Whether its answers are invalidated by tags too.
     """
 
-    __slots__ = ("_annotation", "_codec", "_proven", "counters", "name", "policy", "vary")
+    __slots__ = (
+        "__weakref__",
+        "_annotation",
+        "_codec",
+        "_load_time",
+        "_proven",
+        "counters",
+        "has_tags",
+        "name",
+        "policy",
+        "vary",
+    )
 
     def __init__(
         self,
@@ -54,6 +70,7 @@ class Operation:
         codec: Codec | None = None,
         annotation: Callable[[], Any] = lambda: NO_ANNOTATION,
         vary: Sequence[ContextVar[Any]] = (),
+        has_tags: bool = False,
     ) -> None:
         if codec is not None and (isinstance(codec, type) or not isinstance(codec, Codec)):
             message = f"{name}: codec={codec!r}; give an object with encode(value) and decode(payload)"
@@ -62,9 +79,11 @@ class Operation:
         self.policy = policy
         self.counters = counters
         self.vary = tuple(vary)
+        self.has_tags = has_tags
         self._codec = codec
         self._annotation = annotation
         self._proven: set[type] = set()
+        self._load_time = 0.0
 
     @property
     def needs_codec(self) -> bool:
@@ -133,6 +152,30 @@ class Operation:
         except Exception:  # noqa: BLE001  # whatever a codec makes of foreign bytes, they are a miss
             self.counters.l2_undecodable += 1
             return None
+
+    def version_of(self, value: object) -> int | None:
+        """Return the version of *value*, if the operation's values have versions.
+
+        Raises:
+            ConfigurationError: `version=` returned something else.
+        """
+        if self.policy.version is None:
+            return None
+        try:
+            return version_number(self.policy.version(value))
+        except ConfigurationError as error:
+            message = f"{self.name}: its version= function returned {error}"
+            raise ConfigurationError(message) from None
+
+    def note_load(self, duration: float) -> None:
+        """Learn from a load that took *duration* seconds."""
+        self._load_time += (duration - self._load_time) * _SMOOTHING
+
+    @property
+    def lease_length(self) -> float:
+        """Seconds that the right to load lasts unless it is renewed: long enough not to be, most of the time."""
+        shortest, longest = _LEASES
+        return min(max(_LEASE_LOADS * self._load_time, shortest), longest)
 
     def isolate(self, payload: bytes) -> "Isolated":
         """Return what is kept so that every caller gets a copy of their own."""

@@ -1,5 +1,6 @@
 """One operation's options, validated once, at decoration."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from math import inf, isfinite
@@ -8,6 +9,8 @@ from typing import Any, Literal, TypeAlias, TypedDict
 from .errors import ConfigurationError
 
 Duration: TypeAlias = float | timedelta
+_VERSIONS = 1 << 53
+
 OnAbandon: TypeAlias = Literal["finish", "cancel"]
 
 
@@ -53,6 +56,18 @@ def count(name: str, value: object) -> int:
     return value
 
 
+def version_number(version: object) -> int:
+    """Return *version* if it is one: a whole number from 0 to 2⁵³ - 1, which is what a script can compare.
+
+    Raises:
+        ConfigurationError: it is not.
+    """
+    if isinstance(version, bool) or not isinstance(version, int) or not 0 <= version < _VERSIONS:
+        message = f"version={version!r}: give a whole number from 0 to 2**53 - 1"
+        raise ConfigurationError(message)
+    return version
+
+
 def choice(name: str, value: object, choices: tuple[str, ...]) -> None:
     """Check that *value* is one of *choices*.
 
@@ -86,6 +101,9 @@ class Options(TypedDict, total=False):
     on_abandon: OnAbandon
     isolate: bool
     inherit_context: bool
+    lease: bool
+    version: Callable[[Any], int] | None
+    max_loads: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +120,9 @@ class Policy:
         on_abandon: What a load does when everybody who waited has left.
         isolate: Keep encoded bytes, and decode a copy of its own for every caller.
         inherit_context: Run the loader in a copy of the launching caller's context.
+        lease: Wait for another process's load, where the store can tell of it; without it, load too.
+        version: Takes a value, returns its version, a whole number that only rises; older ones are not stored.
+        max_loads: How many loads of the operation may run at once in one event loop; `None` sets no limit.
     """
 
     ttl: float | None = None
@@ -112,6 +133,9 @@ class Policy:
     on_abandon: OnAbandon = "finish"
     isolate: bool = False
     inherit_context: bool = False
+    lease: bool = True
+    version: Callable[[Any], int] | None = None
+    max_loads: int | None = None
 
     def __post_init__(self) -> None:
         """Validate; a `timedelta` becomes seconds."""
@@ -123,6 +147,12 @@ class Policy:
         choice("on_abandon", self.on_abandon, ("finish", "cancel"))
         flag("isolate", self.isolate)
         flag("inherit_context", self.inherit_context)
+        flag("lease", self.lease)
+        if self.max_loads is not None:
+            count("max_loads", self.max_loads)
+        if self.version is not None and not callable(self.version):
+            message = f"version={self.version!r}: give a function that takes a value and returns its version"
+            raise ConfigurationError(message)
 
     @classmethod
     def of(cls, options: Options) -> "Policy":

@@ -10,7 +10,7 @@ After *singleflight* (golang.org/x/sync) and the debouncer of "Avoiding cache st
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Generator
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
 from contextlib import contextmanager
 from contextvars import Context, ContextVar
 from typing import Any, Generic, TypeVar, cast, final
@@ -48,11 +48,14 @@ class Flight(Generic[T]):
         "awaits",
         "board",
         "is_refresh",
+        "is_urgent",
         "landed",
         "loop",
         "on_abandon",
         "op",
         "outer",
+        "place",
+        "tags",
         "task",
     )
 
@@ -60,6 +63,7 @@ class Flight(Generic[T]):
         self.op = op
         self.on_abandon: OnAbandon = on_abandon
         self.is_refresh = False
+        self.tags: Sequence[str] = ()
         self.landed = False
         self.board = board
         self._counters = counters
@@ -69,6 +73,8 @@ class Flight(Generic[T]):
         self._was_joined = False
         self.outer = _current.get()  # the flight whose loader launched this one
         self.awaits: dict[object, Flight[Any]] = {}  # what this one's loader waits for, by the calls that wait
+        self.place: asyncio.Future[bool] | None = None  # in a limiter's queue
+        self.is_urgent = _is_urgent(self.outer)  # it holds a slot, or one that does waits for it: it may not queue
         self._value: T | None = None
         self._failure: Failure | None = None
 
@@ -116,6 +122,8 @@ class Flight(Generic[T]):
             del failure
 
     async def _sleep(self, timeout: float | None) -> None:  # noqa: ASYNC109  # as above
+        if _is_urgent(_current.get()):
+            self.urge()
         waiter: asyncio.Future[str] = self.loop.create_future()
         self._waiters.add(waiter)
         timer = None if timeout is None else self.loop.call_later(timeout, _wake, waiter, _GAVE_UP)
@@ -130,6 +138,19 @@ class Flight(Generic[T]):
         if why is _GAVE_UP:
             message = f"{self.op}: no answer within wait_timeout={timeout:g} s"
             raise WaitTimeout(message)
+
+    def urge(self) -> None:
+        """Let it, and whatever it waits for, queue no longer: somebody with a slot for loads waits for it."""
+        ahead: list[Flight[Any]] = [self]
+        while ahead:
+            flight = ahead.pop()
+            # Another loop's is left alone: its futures are not this thread's to touch.
+            if flight.is_urgent or flight.loop is not self.loop:
+                continue
+            flight.is_urgent = True
+            if flight.place is not None and not flight.place.done():
+                flight.place.set_result(False)
+            ahead += flight.awaits.values()
 
     @contextmanager
     def within(self, timeout: float | None) -> Generator[None]:
@@ -165,6 +186,7 @@ class Flight(Generic[T]):
     def _finish(self, task: asyncio.Task[T]) -> None:
         """Settle everybody, whichever way the load ended."""
         self.board.retire(self)
+        self.is_urgent = False  # what the load has left behind queues like everybody
         self.task = None  # it holds the error, whose traceback leads back here
         if task.cancelled():
             self._land(None, LoadCancelled(f"{self.op}: the load was cancelled"))
@@ -220,6 +242,12 @@ def _still_up(flight: ref[Flight[Any]] | None) -> Flight[Any] | None:
     """Return the flight of the reference, unless it has landed: nobody waits for what runs on after that."""
     referent = None if flight is None else flight()
     return None if referent is None or referent.landed else referent
+
+
+def _is_urgent(flight: ref[Flight[Any]] | None) -> bool:
+    """Return whether the flight of the reference is urgent; one that was aborted still is, while it cleans up."""
+    referent = None if flight is None else flight()
+    return referent is not None and referent.is_urgent
 
 
 def _wake(waiter: asyncio.Future[str], why: str) -> None:
@@ -301,7 +329,7 @@ class Scoreboard:
             raise WrongLoop(message)
         return flight
 
-    def launch(
+    def launch(  # made by the guard alone
         self,
         op: str,
         load: Callable[[Flight[T]], Coroutine[Any, Any, T]],
@@ -309,6 +337,7 @@ class Scoreboard:
         on_abandon: OnAbandon,
         *,
         context: Context | None = None,
+        tags: Sequence[str] = (),
         is_private: bool = False,
         is_refresh: bool = False,
     ) -> Flight[T]:
@@ -321,6 +350,7 @@ class Scoreboard:
         counters.executions += 1
         flight: Flight[T] = Flight(self, op, counters, on_abandon)
         flight.is_refresh = is_refresh
+        flight.tags = tags
         if not is_private:
             self._flights[op] = flight  # before take-off: an eager task may land inside its own creation
         self._up.add(flight)
@@ -338,6 +368,12 @@ class Scoreboard:
     def forget(self, op: str) -> None:
         """Let the next caller start afresh; whoever waits now still gets their answer."""
         self._flights.pop(op, None)
+
+    def forget_tagged(self, tag: str) -> None:
+        """Do so for every op whose flight has *tag*."""
+        for flight in tuple(self._flights.values()):
+            if tag in flight.tags:
+                self.clear(flight)
 
     def forget_all(self) -> None:
         """Let every op's next caller start afresh."""

@@ -8,58 +8,125 @@ weakly by its loop, and dies with it.
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from threading import Lock
 from weakref import WeakKeyDictionary, ref
 
+from ._backplane import Backplane
+from ._epochs import Epochs
+from ._limiter import Limits
 from ._memory import Memory
 from ._scoreboard import Flight, Scoreboard
 from ._stats import Counters
+from ._tracking import Tracking
+from .stores import Touched
+from .stores._pending import Invalidation
 from .stores._tier import Tier
 
 _UNCOUNTED = Counters()  # for upkeep, which is nobody's call
 
 
 class Site:
-    """One event loop's part of a guard.
+    """One event loop's part of a guard; the audience of its backplane.
 
     Attributes:
         loop: Weak reference to the loop.
         board: Its flights.
         memory: Its L1.
         tier: Its L2, if there is one.
+        backplane: What it hears of other processes, if the store has a bus.
+        tracking: What it hears of writes past the library, if the store was asked to tell.
+        limits: How many loads may run at once.
         depth: How often the guard was entered here.
     """
 
-    __slots__ = ("__weakref__", "board", "depth", "loop", "memory", "tier")
+    __slots__ = (
+        "__weakref__",
+        "_epochs",
+        "backplane",
+        "board",
+        "depth",
+        "limits",
+        "loop",
+        "memory",
+        "tier",
+        "tracking",
+    )
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, memory: Memory, tier: Tier | None) -> None:
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        memory: Memory,
+        tier: Tier | None,
+        epochs: Epochs,
+        limits: Limits,
+    ) -> None:
         self.loop = ref(loop)
         self.board = Scoreboard()
         self.memory = memory
         self.tier = tier
+        self.backplane: Backplane | None = None
+        self.tracking: Tracking | None = None
+        if tier is not None and "tracking" in tier.capabilities:
+            self.tracking = Tracking(tier, memory, self.hear_invalidated, self.hear_cleared)
+        self.limits = limits
         self.depth = 0
+        self._epochs = epochs
+        memory.on_lapse = epochs.bump_all
 
     def forget(self, op: str) -> None:
         """Drop *op* from memory, and let its next caller start afresh."""
         self.memory.drop(op)
         self.board.forget(op)
 
-    def delete(self, op: str) -> Flight[bool] | None:
-        """Drop *op* from the store, if there is one; the flight tells whether it confirmed."""
-        if self.tier is None:
-            return None
-        drop = partial(_drop, self.tier, op)
-        return self.board.launch(f"{op} (invalidation)", drop, _UNCOUNTED, "finish", is_private=True)
+    def forget_tagged(self, tag: str) -> None:
+        """Do so for every op that has *tag*."""
+        self.memory.drop_tagged(tag)
+        self.board.forget_tagged(tag)
 
     def forget_all(self) -> None:
         """Do so for every op."""
         self.memory.clear()
         self.board.forget_all()
 
+    def hear_invalidated(self, op: str) -> None:
+        """Take note that *op* was invalidated elsewhere: loads under way lose the right to be remembered."""
+        self._epochs.bump(op)
+        self.forget(op)
 
-async def _drop(tier: Tier, op: str, _: Flight[bool]) -> bool:
-    return await tier.delete(op, _UNCOUNTED)
+    def hear_tag_invalidated(self, tag: str) -> None:
+        """Take note that everything with *tag* was."""
+        self._epochs.bump_tag(tag)
+        self.forget_tagged(tag)
+
+    def hear_cleared(self) -> None:
+        """Take note that everything was, or may have been."""
+        self._epochs.bump_all()
+        self.forget_all()
+
+    def hear_touched(self, touched: Touched) -> None:
+        """Take note that the server saw keys change, through us or others."""
+        if self.tracking is not None:
+            self.tracking.hear(touched)
+
+    def hear_sound(self, trusted_until: float) -> None:
+        """Take note that the bus is alive."""
+        self.memory.trust(trusted_until)
+
+    def hear_nothing(self) -> None:
+        """Take note that the bus is not."""
+        self._epochs.bump_all()
+        self.memory.distrust()
+
+    def send(self, announced: Invalidation) -> Flight[bool] | None:
+        """Have the store invalidate what was announced; the flight tells whether it confirmed."""
+        tier = self.tier
+        if tier is None:
+            return None
+
+        async def carry_out(_: Flight[bool]) -> bool:
+            return await tier.invalidate(announced, _UNCOUNTED)
+
+        return self.board.launch(f"{announced.key} (invalidation)", carry_out, _UNCOUNTED, "finish", is_private=True)
 
 
 class Sites:

@@ -19,6 +19,7 @@ class Counters:
         "l2_misses",
         "l2_skips",
         "l2_undecodable",
+        "l2_waits",
         "loads",
         "overtaken",
     )
@@ -32,6 +33,7 @@ class Counters:
         self.l2_skips = 0
         self.l2_errors = 0
         self.l2_undecodable = 0
+        self.l2_waits = 0
         self.loads = 0
         self.failures = 0
         self.abandoned = 0
@@ -52,13 +54,15 @@ class Stats:
         executions: Flights launched.
         l2_hits: Flights answered by the store.
         l2_misses: Flights that asked the store in vain.
+        l2_waits: Flights that waited for another process's load.
         l2_skips: Store operations not tried, because the breaker was open or the op awaits its invalidation.
         l2_errors: Store operations that failed or ran out of time.
         l2_undecodable: Stored values that were not this op's, or could not be decoded; treated as misses.
         loads: Runs of the loader.
         failures: Runs of the loader that ended in an error, a timeout or a cancellation.
         abandoned: Flights that everybody who waited had left before they landed.
-        overtaken: Loads whose value was not stored, because an invalidation or a refresh came meanwhile.
+        overtaken: Loads whose value was not stored: an invalidation or a refresh came meanwhile, the lease was lost,
+            or the version is too old.
         in_flight: Flights up now.
         operations: The same for each operation, by its key; empty in the snapshot of one.
     """
@@ -71,6 +75,7 @@ class Stats:
     l2_skips: int = 0
     l2_errors: int = 0
     l2_undecodable: int = 0
+    l2_waits: int = 0
     loads: int = 0
     failures: int = 0
     abandoned: int = 0

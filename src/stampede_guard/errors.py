@@ -8,6 +8,7 @@ StampedeGuardError
 ├── CannotEncode (also a TypeError)          a value that its codec cannot turn into bytes
 ├── GuardClosed                              a guard with a store, used outside `async with`
 ├── WrongLoop                                something bound to one event loop, used from another
+├── InvalidationPending                      the store has not confirmed an invalidation; it is repeated until it does
 ├── WaitTimeout (also a TimeoutError)        this waiter gave up; the load goes on
 └── LoadError                                the flight ended without an answer
     ├── LoadTimeout (also a TimeoutError)    the loader took longer than `load_timeout`
@@ -17,7 +18,7 @@ StampedeGuardError
 ```
 
 A loader's own error is none of these: it reaches every waiter as what it is.
-Redis failing, slow or absent never surfaces as an exception.
+Redis failing, slow or absent never surfaces as an exception, but for `InvalidationPending`.
 """
 
 __all__ = (
@@ -25,6 +26,7 @@ __all__ = (
     "ConfigurationError",
     "GuardClosed",
     "InvalidKey",
+    "InvalidationPending",
     "LoadCancelled",
     "LoadError",
     "LoadFailed",
@@ -63,6 +65,10 @@ class GuardClosed(StampedeGuardError):
 
 class WrongLoop(StampedeGuardError):
     """An object that belongs to one event loop was used from another."""
+
+
+class InvalidationPending(StampedeGuardError):
+    """An invalidation holds in this process, and the store has not confirmed it; it is repeated until it does."""
 
 
 class WaitTimeout(StampedeGuardError, TimeoutError):

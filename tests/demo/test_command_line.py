@@ -22,7 +22,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
     """Runs a command with these arguments and variables; gives the exit status and both outputs."""
 
     def run(*arguments: str, **environment: str) -> tuple[int, str, str]:
-        for variable in ("GUARD", "DATABASE_URL", "REDIS_URL", "L1_TTL", "L2_TTL", "HOST", "PORT"):
+        for variable in ("GUARD", "DATABASE_URL", "REDIS_URL", "L1_TTL", "L2_TTL", "LEASE", "WORKERS", "HOST", "PORT"):
             monkeypatch.delenv(variable, raising=False)
         for variable, value in environment.items():
             monkeypatch.setenv(variable, value)
@@ -41,6 +41,8 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
         ("L1_TTL", "0", "greater than 0"),
         ("L2_TTL", "inf", "finite"),
         ("POOL_SIZE", "0", "greater than or equal to 1"),
+        ("WORKERS", "0", "greater than or equal to 1"),
+        ("LEASE", "maybe", "valid boolean"),
         ("PORT", "eighty", "valid integer"),
     ],
 )
@@ -102,6 +104,14 @@ def test_a_bad_redis_url_is_refused(run: Run, menus_url: str) -> None:
     assert 1 == said.count("\n")
 
 
+@pytest.mark.parametrize("url", ["redis+sentinel://:sesame@one,two/menus", "redis://:sesame@one,two"])
+def test_aiocache_with_several_servers_is_refused(run: Run, url: str) -> None:
+    """What aiocache cannot connect to is refused before anything is started, without the password."""
+    status, _, said = run("serve", GUARD="aiocache", REDIS_URL=url, DATABASE_URL="postgresql://127.0.0.1:1/none")
+
+    assert (2, "REDIS_URL: Value error, aiocache knows a single server: redis://host:6379/0\n") == (status, said)
+
+
 def test_seeding_is_done_once(run: Run, menus_url: str) -> None:
     """Where the menus are, they are left alone."""
     assert (0, "The menus are there already; --force starts afresh\n", "") == run("seed", DATABASE_URL=menus_url)
@@ -117,6 +127,17 @@ def test_a_postgres_without_menus_is_filled_by_the_command_that_the_error_names(
     assert "python -m demo_api seed" in said
     assert (0, "58,197 rows written\n") == (filled, printed)
     assert (0, "58,197 rows written\n") == (filled_again, printed_again)
+
+
+def test_menus_of_another_release_are_named(run: Run, empty_url: str) -> None:
+    """Tables that lack a column are refused with the command that makes them afresh."""
+    run("seed", DATABASE_URL=empty_url)
+    asyncio.run(execute(empty_url, "ALTER TABLE stampede_demo.restaurants DROP COLUMN version"))
+
+    status, _, said = run("serve", DATABASE_URL=empty_url, REDIS_URL="redis://127.0.0.1:1/0")
+
+    assert 2 == status
+    assert "python -m demo_api seed --force" in said
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ from demo_api.models import Menu
 from demo_api.seeding import seed
 from demo_api.servers import HOST, embedded_servers, free_port, valkey_server, wait_until
 from demo_api.settings import Mode, Settings
+from demo_api.topologies import valkey_sentinels
 
 MakeSettings = Callable[..., Settings]
 Serve = Callable[[Settings], AbstractContextManager[str]]
@@ -162,6 +163,78 @@ def test_whoever_reads_after_a_change_sees_it(make_settings: MakeSettings, serve
     assert item["name"] == seen["name"]
 
 
+@EVERY_MODE
+def test_a_change_gives_the_menu_a_new_version(make_settings: MakeSettings, serve: Serve, mode: Mode) -> None:
+    """The answer to a change names the next version, and the next read returns a menu of that version."""
+    with serve(make_settings(guard=mode)) as url, httpx.Client(base_url=url) as client:
+        before = client.get("/restaurants/31/menu").json()
+        item_id = before["categories"][0]["items"][0]["id"]
+        changed = client.patch(f"/restaurants/31/items/{item_id}", json={"price_cents": 505})
+        after = client.get("/restaurants/31/menu").json()
+
+    assert before["version"] + 1 == changed.json()["menu_version"] == after["version"]
+    assert "Invalidation" not in changed.headers
+
+
+def test_a_version_older_than_the_change_is_not_stored(make_settings: MakeSettings, serve: Serve) -> None:
+    """What a lagging replica of Postgres would return after a change is answered, and remembered nowhere."""
+    settings = make_settings()
+    with serve(settings) as url, httpx.Client(base_url=url) as client:
+        item = first_item(client.get("/restaurants/37/menu"))
+        new = client.patch(f"/restaurants/37/items/{item['id']}", json={"price_cents": 505}).json()["menu_version"]
+        asyncio.run(set_version(settings.database_url, 37, new - 1))
+        lagging = [client.get("/restaurants/37/menu").json()["version"] for _ in range(3)]
+        asyncio.run(set_version(settings.database_url, 37, new))
+        before = client.get("/stats").json()["loads"]
+        latest = [client.get("/restaurants/37/menu").json()["version"] for _ in range(3)]
+        after = client.get("/stats").json()["loads"]
+
+    assert [new - 1] * 3 == lagging
+    assert [new] * 3 == latest
+    assert 1 == after - before
+
+
+@pytest.mark.parametrize("mode", ["off", "on"])
+def test_a_change_without_redis_is_made(
+    make_settings: MakeSettings, serve: Serve, mode: Mode, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Redis dies after a menu was cached: the change is committed, answered as pending, logged, and seen here."""
+    with valkey_server() as valkey, serve(make_settings(guard=mode, redis_url=valkey.url)) as url:
+        item = first_item(httpx.get(f"{url}/restaurants/41/menu"))
+        price = item["price_cents"] + 5
+        valkey.kill()
+        with caplog.at_level(logging.WARNING, "demo_api"):
+            changed = httpx.patch(f"{url}/restaurants/41/items/{item['id']}", json={"price_cents": price})
+        seen = first_item(httpx.get(f"{url}/restaurants/41/menu"))
+
+    said = [record.message for record in caplog.records if record.name == "demo_api.routes"]
+    assert (200, "pending") == (changed.status_code, changed.headers["Invalidation"])
+    assert price == changed.json()["price_cents"] == seen["price_cents"]
+    assert 1 == len(said)
+    assert said[0].startswith("restaurant 41 was changed, and ")
+
+
+@pytest.mark.parametrize(("lease", "loads"), [(True, 1), (False, 2)])
+async def test_processes_share_a_load_unless_the_lease_is_off(
+    make_settings: MakeSettings, serve: Serve, *, lease: bool, loads: int
+) -> None:
+    """Of two services that are asked for one cold menu at once, the second waits for the first, or loads too."""
+    settings = make_settings(lease=lease)
+    async with asyncio.timeout(30), httpx.AsyncClient(timeout=30) as client:
+        with serve(settings) as first, serve(settings) as second:
+            async with held_back(settings.database_url):
+                reads = [asyncio.create_task(client.get(f"{url}/restaurants/43/menu")) for url in (first, second)]
+                begun: list[int] = []
+                while 2 != sum(begun):  # both are waiting: for Postgres, or for each other
+                    stats = [(await client.get(f"{url}/stats")).json() for url in (first, second)]
+                    begun = [each["loads"] + (each["guard"]["l2_waits"] if lease else 0) for each in stats]
+            responses = [await read for read in reads]
+            stats = [(await client.get(f"{url}/stats")).json() for url in (first, second)]
+
+    assert loads == sum(each["loads"] for each in stats) == sum(each["postgres_queries"] - 1 for each in stats)
+    assert 1 == len({response.content for response in responses})
+
+
 def test_a_change_of_name_and_availability(client: httpx.Client) -> None:
     """Whatever else the change names is changed, too."""
     item = first_item(client.get("/restaurants/17/menu"))
@@ -185,6 +258,7 @@ def test_an_item_of_another_restaurant_cannot_be_changed(client: httpx.Client) -
 
     assert 404 == response.status_code
     assert item == first_item(client.get("/restaurants/19/menu"))
+    assert 1 == client.get("/stats").json()["loads"]
 
 
 @EVERY_MODE
@@ -235,14 +309,14 @@ def test_the_statistics_add_up(make_settings: MakeSettings, serve: Serve, mode: 
             for restaurant_id in (1, 2, 4):
                 client.get(f"/restaurants/{restaurant_id}/menu")
             second = client.get("/stats").json()
-        reads = commands(redis, "get", "getrange")
+        looks = commands(redis, "getrange")
 
     assert mode == first["mode"]
     assert (6, 3, 3, 3) == tuple(first[name] for name in ("calls", "executions", "loads", "redis_reads"))
     assert 3 == first["guard"]["l1_hits"]
     assert (3, 3, 1, 3) == tuple(second[name] for name in ("calls", "executions", "loads", "redis_reads"))
     assert 2 == second["guard"]["l2_hits"]
-    assert 6 == reads
+    assert (3 + 3) + (3 + 1) == looks  # each read looks at the value once, and so does each fill
 
 
 def test_the_statistics_of_aiocache(make_settings: MakeSettings, serve: Serve) -> None:
@@ -283,6 +357,18 @@ def test_a_service_does_without_redis(make_settings: MakeSettings, serve: Serve,
     assert 200 == menu.status_code
 
 
+def test_a_service_behind_sentinels(make_settings: MakeSettings, serve: Serve) -> None:
+    """The service is ready while the sentinels' primary answers, and ready again once there is a new one."""
+    with valkey_sentinels(replicas=1) as valkeys, serve(make_settings(redis_url=valkeys.url)) as url:
+        ready = httpx.get(f"{url}/readyz").json()["status"]
+        valkeys.primary.freeze()
+        hanging = httpx.get(f"{url}/readyz", timeout=30).json()["status"]
+        valkeys.primary.kill()
+        wait_until(lambda: "ready" == httpx.get(f"{url}/readyz").json()["status"], "the new primary", deadline=30)
+
+    assert ("ready", "degraded") == (ready, hanging)
+
+
 def test_aiocache_does_not_do_without_redis(make_settings: MakeSettings, serve: Serve) -> None:
     """Its lease lives in Redis alone, so without Redis the service asks for no more traffic."""
     with valkey_server() as valkey, serve(make_settings(guard="aiocache", redis_url=valkey.url)) as url:
@@ -295,14 +381,15 @@ def test_aiocache_does_not_do_without_redis(make_settings: MakeSettings, serve: 
 def test_a_service_starts_without_redis(
     make_settings: MakeSettings, serve: Serve, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A Redis that is not there at the start is one warning, and no reason not to serve."""
+    """A Redis that is not there at the start is worth a warning, and no reason not to serve."""
     settings = make_settings(redis_url=f"redis://127.0.0.1:{free_port()}/0")
     with caplog.at_level(logging.WARNING), serve(settings) as url:
         ready, menu = httpx.get(f"{url}/readyz"), httpx.get(f"{url}/restaurants/29/menu")
 
     assert "degraded" == ready.json()["status"]
     assert 200 == menu.status_code
-    assert ["stampede_guard"] == [record.name for record in caplog.records]
+    assert {"stampede_guard"} == {record.name for record in caplog.records}
+    assert 1 == sum("Redis does not answer" in record.message for record in caplog.records)
 
 
 def test_a_service_cannot_do_without_postgres(make_settings: MakeSettings, serve: Serve) -> None:
@@ -316,6 +403,16 @@ def test_a_service_cannot_do_without_postgres(make_settings: MakeSettings, serve
     assert (200, {"status": "ok"}) == (alive.status_code, alive.json())
     assert 503 == ready.status_code
     assert {"status": "unavailable", "postgres": "does not answer", "redis": "answers"} == ready.json()
+
+
+async def set_version(database_url: str, restaurant_id: int, version: int) -> None:
+    """Set the version of a menu behind the service's back."""
+    connection = await asyncpg.connect(database_url)
+    try:
+        statement = "UPDATE stampede_demo.restaurants SET version = $2 WHERE id = $1"
+        await connection.execute(statement, restaurant_id, version)
+    finally:
+        await connection.close()
 
 
 def first_item(response: httpx.Response) -> dict[str, Any]:

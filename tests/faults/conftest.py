@@ -8,6 +8,7 @@ from redis.asyncio import Redis
 from wire import Wire
 
 from demo_api.servers import ValkeyServer, valkey_server
+from stampede_guard import _backplane
 
 
 @pytest.fixture
@@ -26,17 +27,24 @@ def valkey() -> Iterator[ValkeyServer]:
 @pytest.fixture
 async def wire(redis_url: str) -> AsyncIterator[Wire]:
     """Return a proxy to the shared server."""
-    wire = Wire(urlsplit(redis_url).port or 6379)
+    parts = urlsplit(redis_url)
+    wire = Wire(parts.port or 6379, login=parts.netloc.rpartition("@")[0])
     await wire.start()
     yield wire
     await wire.aclose()
 
 
 @pytest.fixture
-async def admin(redis_url: str) -> AsyncIterator[Redis]:
+async def admin(admin_url: str) -> AsyncIterator[Redis]:
     """Return a client of the shared server."""
-    async with Redis.from_url(redis_url) as client:
+    async with Redis.from_url(admin_url) as client:
         yield client
+
+
+@pytest.fixture
+def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no guard do anything by itself: neither heartbeats nor repetitions get in between."""
+    monkeypatch.setattr(_backplane, "_BEAT", 3600.0)
 
 
 @pytest.fixture

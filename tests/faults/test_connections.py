@@ -3,16 +3,24 @@
 import asyncio
 import random
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from typing import Any
 
 import pytest
+import redis.exceptions
 from redis.asyncio import Redis
 from redis.asyncio.connection import ConnectionPool
-from wire import Wire, babbling, passes
+from stored import find, pool_of, put
+from wire import Wire, babbling, passes, runs
 
 from demo_api.servers import ValkeyServer
-from stampede_guard import Guard
+from stampede_guard import Guard, InvalidationPending
 from stampede_guard._codec import seal
-from stampede_guard.stores.redis import RedisStore, UnexpectedReply
+from stampede_guard._messages import new_token
+from stampede_guard.stores._node import UnexpectedReply
+from stampede_guard.stores._scripts import ACQUIRE, FILL, INVALIDATE, Script
+from stampede_guard.stores._tier import key_of
+from stampede_guard.stores.redis import RedisStore
 from stampede_guard.testing import Gate, ManualClock
 
 Said = Callable[[], list[str]]
@@ -35,15 +43,20 @@ def bulk(value: bytes) -> bytes:
     return b"$%d\r\n%s\r\n" % (len(value), value)
 
 
-def idle_connection(store: RedisStore) -> object:
+def hit(envelope: bytes) -> bytes:
+    """Return the answer to an ACQUIRE that finds *envelope*, with a second left."""
+    return b"*3\r\n" + bulk(b"HIT") + b":1000\r\n" + bulk(envelope)
+
+
+def idle_connection(store: RedisStore) -> Any:
     """Return the pooled connection that the next operation would get."""
-    return store._pool._available_connections[-1]
+    return pool_of(store)._available_connections[-1]
 
 
 async def reaches(store: RedisStore) -> None:
     """Wait until what was sent unasked has arrived at the idle connection."""
     async with asyncio.timeout(10):
-        while not await idle_connection(store).can_read():  # type: ignore[attr-defined]
+        while not await idle_connection(store).can_read():
             await asyncio.sleep(0)
 
 
@@ -56,8 +69,8 @@ async def store(wire: Wire) -> AsyncIterator[RedisStore]:
 
 
 @pytest.fixture
-async def guard(wire: Wire, namespace: str) -> AsyncIterator[Guard]:
-    """Return a guard at the end of the wire."""
+async def guard(quiet: None, wire: Wire, namespace: str) -> AsyncIterator[Guard]:
+    """Return a guard at the end of the wire, which does nothing by itself."""
     async with Guard(wire.url, namespace=namespace, deadline=5, connect_timeout=5, clock=ManualClock()) as guard:
         yield guard
 
@@ -79,11 +92,11 @@ async def test_killed_pooled_connections(valkey: ValkeyServer) -> None:
 
 async def test_connection_that_the_server_closed_is_not_used(wire: Wire, store: RedisStore, namespace: str) -> None:
     """A pooled connection whose end has arrived is replaced before use, so the operation succeeds."""
-    await store.write(namespace, b"soup", 60)
+    await put(store, key_of(namespace, "menu-7"), b"soup")
 
     wire.hang_up()
     await reaches(store)
-    found = await store.read(namespace)
+    found = await find(store, key_of(namespace, "menu-7"))
 
     assert found is not None
     assert found.envelope == b"soup"
@@ -92,30 +105,135 @@ async def test_connection_that_the_server_closed_is_not_used(wire: Wire, store: 
 
 async def test_connection_that_was_reset_while_idle_is_not_used(wire: Wire, store: RedisStore, namespace: str) -> None:
     """Nor is one that ended with an RST, which redis-py's own check does not see."""
-    await store.write(namespace, b"soup", 60)
-    idle = store._pool._available_connections[-1]
+    await put(store, key_of(namespace, "menu-7"), b"soup")
+    idle = idle_connection(store)
 
     wire.reset()
     async with asyncio.timeout(10):
         while not idle._writer.is_closing():
             await asyncio.sleep(0)
-    found = await store.read(namespace)
+    found = await find(store, key_of(namespace, "menu-7"))
 
     assert found is not None
     assert found.envelope == b"soup"
     assert wire.opened == 2
 
 
+class Sent:
+    """Counts the requests of a script, and lets some vanish.
+
+    Args:
+        wire: Where.
+        script: Which.
+        do: Called with the number of each, from 1 on; returns whether it vanishes.
+    """
+
+    def __init__(self, wire: Wire, script: Script, do: Callable[[int], bool] = lambda _: False) -> None:
+        self.number = 0
+        self._script = script
+        self._do = do
+        wire.on_request = self._note
+
+    async def _note(self, request: bytes) -> bytes:
+        if not runs(self._script, request):
+            return request
+        self.number += 1
+        return b"" if self._do(self.number) else request
+
+
+def cut_next_reply(wire: Wire) -> None:
+    """Let the next reply be lost with its connection."""
+
+    async def cut(reply: bytes) -> bytes:
+        wire.on_reply = passes
+        wire.reset()
+        return b""
+
+    wire.on_reply = cut
+
+
+async def test_question_that_was_lost_with_its_connection_is_put_once_more(wire: Wire, guard: Guard) -> None:
+    """When the connection dies before the server has heard anything, another is asked, and nobody notices."""
+    await ask(guard)
+
+    sent = Sent(wire, ACQUIRE, lambda number: number == 1 and wire.reset() is None)
+    answer = await ask(guard)
+
+    assert answer == "soup"
+    assert (2, 1, 0) == (sent.number, guard.stats().l2_hits, guard.stats().l2_errors)
+
+
+async def test_lease_whose_grant_was_lost_is_had_all_the_same(wire: Wire, guard: Guard) -> None:
+    """When the server has granted the lease and the answer is lost, the flight gets it under its next token."""
+    await ask(guard, "menu-8")
+    cut_next_reply(wire)
+    sent = Sent(wire, ACQUIRE)
+    await ask(guard)
+
+    assert 2 == sent.number
+    assert (2, 0, 0) == (guard.stats().loads, guard.stats().l2_errors, guard.stats().l2_waits)
+    await ask(guard)
+    assert 1 == guard.stats().l2_hits
+
+
+async def test_fill_whose_answer_was_lost_is_not_refused(wire: Wire, store: RedisStore, namespace: str) -> None:
+    """Asked once more, the store says that the value that is there is this flight's."""
+    token = new_token()
+    await put(store, key_of(namespace, "menu-8"), b"soup")  # the server knows the scripts
+    await store.acquire(key_of(namespace, "menu-7"), (), token, 60, b"", 60)
+
+    cut_next_reply(wire)
+    sent = Sent(wire, FILL)
+
+    assert await store.fill(
+        key_of(namespace, "menu-7"), token, b"SGv2" + token.encode() + bytes(8), 60, None, b"w", tell_all=False
+    )
+    assert 2 == sent.number
+
+
+async def test_question_is_put_twice_at_most(wire: Wire, guard: Guard) -> None:
+    """When the second connection dies too, the store has not answered, and the call goes on without."""
+    await ask(guard)
+
+    sent = Sent(wire, ACQUIRE, lambda _: wire.reset() is None)
+    answer = await ask(guard)
+
+    assert answer == "soup"
+    assert (2, 1) == (sent.number, guard.stats().l2_errors)
+
+
+async def test_change_is_asked_for_twice_at_most(wire: Wire, store: RedisStore, namespace: str) -> None:
+    """So it is with what changes something."""
+    sent = Sent(wire, INVALIDATE, lambda _: wire.reset() is None)
+    with pytest.raises(redis.exceptions.ConnectionError):
+        await store.invalidate(key_of(namespace, "menu-7"), None, b"w")
+
+    assert 2 == sent.number
+
+
+async def test_nothing_is_asked_again_after_a_deadline(wire: Wire, namespace: str) -> None:
+    """Who has waited for a whole deadline does not wait for another."""
+    store = RedisStore(wire.url, deadline=0.1, connect_timeout=5)
+    await put(store, key_of(namespace, "menu-7"), b"soup")
+
+    sent = Sent(wire, ACQUIRE, lambda _: True)
+    with pytest.raises(TimeoutError):
+        await find(store, key_of(namespace, "menu-7"))
+    await store.aclose()
+
+    assert (1, 1) == (sent.number, wire.opened)
+
+
 async def test_connections_that_went_deaf_together_cost_one_deadline(wire: Wire, namespace: str) -> None:
     """Of many idle connections over a path that is gone, one costs a deadline; after that new ones are opened."""
     store = RedisStore(wire.url, deadline=0.1, connect_timeout=5, max_connections=4)
-    await asyncio.gather(*(store.write(namespace, b"soup", 60) for _ in range(4)))
+    await asyncio.gather(*(put(store, key_of(namespace, f"menu-{number}"), b"soup") for number in range(4)))
     opened = wire.opened
 
     wire.deafen()
     with pytest.raises(TimeoutError):
-        await store.read(namespace)
-    found = await asyncio.gather(*(store.read(namespace) for _ in range(4)))
+        await find(store, key_of(namespace, "menu-0"))
+    found = await asyncio.gather(*(find(store, key_of(namespace, f"menu-{number}")) for number in range(4)))
     await store.aclose()
 
     assert opened == 4
@@ -166,8 +284,15 @@ async def test_reset_at_any_moment_is_a_counted_miss_at_most(wire: Wire, guard: 
         b"-LOADING CANARY\r\n" * 4,
         b"-CLUSTERDOWN CANARY\r\n" * 4,
         b"+OK\r\n" * 2 + bulk(b"x" * 100_000) * 2,
+        b"*0\r\n" + bulk(b"m" * 11),
+        hit(b"soup") + bulk(b"m" * 11),
+        hit(b"") + bulk(b"m" * 11),
+        b"*2\r\n" + bulk(b"HIT") + b":1000\r\n" + bulk(b"m" * 11),
+        b"*2\r\n" + bulk(b"OWN") + b":0\r\n" + bulk(b"m" * 11),
+        b"*3\r\n" + bulk(b"message") + bulk(b"sg1:default:bus") + bulk(b"soup"),
     ],
 )
+@pytest.mark.usefixtures("quiet")
 async def test_server_that_talks_nonsense(nonsense: bytes, said: Said) -> None:
     """Whatever a server answers, calls get their own answers in bounded time, and the log quotes none of it."""
     async with (
@@ -176,7 +301,8 @@ async def test_server_that_talks_nonsense(nonsense: bytes, said: Said) -> None:
         Guard(url, deadline=0.05, connect_timeout=0.05) as guard,
     ):
         answers = [await ask(guard) for _ in range(5)]
-        await guard.invalidate("menu-7")
+        with suppress(InvalidationPending):
+            await guard.invalidate("menu-7")
 
     assert ["soup"] * 5 == answers
     assert "CANARY" not in "".join(said())
@@ -185,11 +311,11 @@ async def test_server_that_talks_nonsense(nonsense: bytes, said: Said) -> None:
 
 async def test_unread_reply_is_never_handed_out(wire: Wire, store: RedisStore, namespace: str) -> None:
     """A pooled connection with a reply that nobody asked for is replaced before use."""
-    await store.write(namespace, b"soup", 60)
+    await put(store, key_of(namespace, "menu-7"), b"soup")
 
     wire.say(b":1000\r\n" + bulk(b"salad"))
     await reaches(store)
-    found = await store.read(namespace)
+    found = await find(store, key_of(namespace, "menu-7"))
 
     assert found is not None
     assert found.envelope == b"soup"
@@ -198,25 +324,39 @@ async def test_unread_reply_is_never_handed_out(wire: Wire, store: RedisStore, n
 
 async def test_default_pool_would_hand_out_an_unread_reply(wire: Wire, admin: Redis, namespace: str) -> None:
     """Why the pool's settings matter: should this fail, redis-py has mended it, and the settings may be reviewed."""
-    await admin.set(namespace, b"soup", ex=60)
+    key = f"{key_of(namespace, 'menu-7')}:v"
     async with Redis.from_url(wire.url) as client:
-        await client.get(namespace)
+        await client.get(key)
         pool = client.connection_pool
         wire.say(bulk(b"salad"))
         async with asyncio.timeout(10):
             while not await pool._available_connections[-1].can_read():
                 await asyncio.sleep(0)
 
-        assert await client.get(namespace) == b"salad"
+        assert await client.get(key) == b"salad"
 
 
-@pytest.mark.parametrize("injected", [b":1000\r\n%b", b"%b", b"%b:1000\r\n", b"%b%b", b"+OK\r\n", b":1\r\n"])
+HIT_OF_A = b"*3\r\n$3\r\nHIT\r\n:1000\r\n%b"
+
+
+@pytest.mark.parametrize(
+    "injected",
+    [
+        HIT_OF_A,
+        HIT_OF_A + b"%m",
+        HIT_OF_A + b"%m" + HIT_OF_A + b"%m",
+        b"%b",
+        b"%b%m",
+        b"%m",
+        b"%m%m",
+        b"+OK\r\n",
+        b":1\r\n",
+    ],
+)
 async def test_reply_injected_into_an_operation_answers_no_other_op(
-    injected: bytes, wire: Wire, guard: Guard, namespace: str
+    injected: bytes, wire: Wire, guard: Guard, namespace: str, admin: Redis
 ) -> None:
-    """A's value that arrives as the reply to B's read, past every check of the pool, is not B's answer."""
-    of_a = bulk(seal(f"{namespace}:menu-A", b"salad"))
-    injected = injected.replace(b"%b", of_a)
+    """A's value that arrives as the reply to B's question, past every check of the pool, is not B's answer."""
 
     async def inject(request: bytes) -> bytes:
         if b"menu-B" in request:
@@ -224,21 +364,26 @@ async def test_reply_injected_into_an_operation_answers_no_other_op(
         return request
 
     await ask(guard, "menu-B")
+    mark = await admin.get(f"sg1:{{{namespace}:}}:t")
+    assert mark is not None
+    of_a = bulk(seal(f"{namespace}:menu-A", b"salad", new_token(), None, [mark]))
+    injected = injected.replace(b"%b", of_a).replace(b"%m", bulk(mark))
     wire.on_request = inject
-    answers = [await ask(guard, "menu-B") for _ in range(3)]
-    confirmed = await guard.invalidate("menu-B")
+    async with asyncio.timeout(20):
+        answers = [await ask(guard, "menu-B") for _ in range(3)]
+        with suppress(InvalidationPending):
+            await guard.invalidate("menu-B")
     wire.on_request = passes
     answers += [await ask(guard, "menu-B") for _ in range(3)]
 
     assert ["soup"] * 6 == answers
-    assert isinstance(confirmed, bool)
 
 
 async def test_connection_that_is_out_of_step_is_not_used_again(
     wire: Wire, store: RedisStore, namespace: str, admin: Redis
 ) -> None:
     """After a reply of the wrong kind others may be under way, so its connection is closed."""
-    await admin.set(f"{namespace}:B", b"soup", ex=60)
+    await put(store, key_of(namespace, "B"), b"soup")
     gate = Gate()
 
     async def answer_for_the_server(request: bytes) -> bytes:
@@ -250,8 +395,8 @@ async def test_connection_that_is_out_of_step_is_not_used_again(
     await store.open()
     wire.on_request = answer_for_the_server
     with pytest.raises(UnexpectedReply):
-        await store.read(f"{namespace}:A")
-    found = await store.read(f"{namespace}:B")
+        await store.publish(b"hello")
+    found = await find(store, key_of(namespace, "B"))
 
     assert found is not None
     assert found.envelope == b"soup"
@@ -261,10 +406,10 @@ async def test_connection_that_is_out_of_step_is_not_used_again(
 async def test_another_operations_reply_confirms_no_invalidation(
     wire: Wire, guard: Guard, namespace: str, admin: Redis
 ) -> None:
-    """A stray `OK` is not taken for the answer to a delete that never arrived."""
+    """A stray `OK` is not taken for the answer to an invalidation that never arrived."""
 
     async def swallow(request: bytes) -> bytes:
-        if b"\r\nDEL\r\n" in request:
+        if runs(INVALIDATE, request):
             wire.say(b"+OK\r\n")
             return b""
         return request
@@ -272,19 +417,23 @@ async def test_another_operations_reply_confirms_no_invalidation(
     await ask(guard)
     wire.on_request = swallow
 
-    assert not await guard.invalidate("menu-7")
+    with pytest.raises(InvalidationPending):
+        await guard.invalidate("menu-7")
     assert await admin.exists(f"sg1:{{{namespace}:menu-7}}:v")
 
 
-async def test_life_is_never_a_newer_values(wire: Wire, store: RedisStore, namespace: str, admin: Redis) -> None:
-    """Replaced between its two questions, a value gets too short a life, never the newer one's longer one."""
-    await store.write(namespace, b"old", 10)
+async def test_life_is_never_a_newer_values(
+    wire: Wire, store: RedisStore, namespace: str, admin: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Replaced between a replica's two answers, a value gets too short a life, never the newer one's longer one."""
+    await put(store, key_of(namespace, "menu-7"), b"old", 10)
+    monkeypatch.setattr(store._topology, "replica", store._topology.primary)
 
     async def replace_between(request: bytes) -> bytes:
         wire.on_request = passes
         first, second = request.split(b"*")[1:]
         await replies_to(b"*" + first)
-        await admin.set(namespace, b"new", ex=1000)
+        await admin.set(f"{key_of(namespace, 'menu-7')}:v", b"new", ex=1000)
         return b"*" + second
 
     async def replies_to(command: bytes) -> None:
@@ -299,11 +448,13 @@ async def test_life_is_never_a_newer_values(wire: Wire, store: RedisStore, names
         await answered.wait()
 
     wire.on_request = replace_between
-    found = await store.read(namespace)
+    verdict = await store.glance(key_of(namespace, "menu-7"), ())
 
-    assert found is not None
-    assert found.life is not None
-    assert found.life <= 10
+    assert verdict is not None
+    assert verdict.stored is not None
+    assert verdict.stored.life is not None
+    assert verdict.stored.life <= 10
+    assert verdict.stored.envelope == b"new"
 
 
 class Reads:
@@ -324,7 +475,7 @@ class Reads:
     async def read(self) -> None:
         """Read one key, and check the value."""
         key = self._chance.choice(list(self._envelopes))
-        found = await self._store.read(key)
+        found = await find(self._store, key)
         self.wrong += found is None or found.envelope != self._envelopes[key]
 
     async def cancel(self, number: int) -> None:
@@ -349,9 +500,9 @@ async def test_cancelled_operations_leave_nothing_behind(
 ) -> None:
     """Thousands of reads cancelled at any moment: no wrong value, no lost cancellation, no leaked connection."""
     chance = random.Random(7)
-    envelopes = {f"{namespace}:{number}": b"menu %d" % number for number in range(8)}
+    envelopes = {key_of(namespace, f"menu-{number}"): b"menu %d" % number for number in range(8)}
     for key, envelope in envelopes.items():
-        await admin.set(key, envelope, ex=600)
+        await admin.set(f"{key}:v", envelope, ex=600)
 
     async def dawdle(chunk: bytes) -> bytes:
         for _ in range(chance.randrange(4)):
@@ -368,8 +519,8 @@ async def test_cancelled_operations_leave_nothing_behind(
     assert undisturbed.cancelled()
     assert (0, 0) == (reads.wrong, reads.lost)
     assert reads.cancelled > CANCELLATIONS // 2
-    assert store._pool._in_use_connections == set()
-    assert len(store._pool._available_connections) <= 4
+    assert pool_of(store)._in_use_connections == set()
+    assert len(pool_of(store)._available_connections) <= 4
 
 
 async def test_cancelled_operations_leave_no_connection_at_the_server(valkey: ValkeyServer) -> None:
@@ -377,7 +528,7 @@ async def test_cancelled_operations_leave_no_connection_at_the_server(valkey: Va
     chance = random.Random(7)
     store = RedisStore(valkey.url, deadline=5, connect_timeout=5, max_connections=4)
     for _ in range(300):
-        reading = [asyncio.create_task(store.read("menu-7")) for _ in range(4)]
+        reading = [asyncio.create_task(find(store, "menu-7")) for _ in range(4)]
         for _ in range(chance.randrange(12)):
             await asyncio.sleep(0)
         for task in reading:
@@ -413,4 +564,4 @@ async def test_cancelled_callers_do_not_cut_connections(wire: Wire, guard: Guard
 
 async def test_pool_type_is_the_one_that_checks(store: RedisStore) -> None:
     """The pool is redis-py's plain one, whose checks at check-out the other tests rely on."""
-    assert type(store._pool) is ConnectionPool
+    assert type(pool_of(store)) is ConnectionPool

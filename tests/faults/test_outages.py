@@ -5,9 +5,10 @@ import re
 from collections.abc import Callable
 
 import pytest
+from stored import find
 
 from demo_api.servers import HOST, ValkeyServer, free_port
-from stampede_guard import Guard
+from stampede_guard import Guard, _backplane
 from stampede_guard.stores.redis import RedisStore
 from stampede_guard.testing import ManualClock
 
@@ -16,6 +17,10 @@ Said = Callable[[], list[str]]
 BOUND = 5.0  # seconds: far above any deadline here, on a machine that is busy with other things
 GONE = "Redis does not answer ({}); going on without it, probing again and again"
 BACK = "Redis answers again"
+DEAF = "the bus is not heard ({}); until it is, nothing is remembered for longer than a second"
+HEARD = "the bus is heard again"
+
+pytestmark = pytest.mark.usefixtures("quiet")
 
 
 async def load() -> str:
@@ -28,6 +33,11 @@ async def ask(guard: Guard, op: str = "menu-7") -> str:
     return await guard.fetch(op, load, l2_ttl=60, returns=str)
 
 
+def of_store(lines: list[str]) -> list[str]:
+    """Return the lines that are not about the bus, which is up and down at times of its own."""
+    return [line for line in lines if not line.startswith("the bus")]
+
+
 @pytest.mark.parametrize(("host", "reason"), [(HOST, "ConnectionError"), ("no-such-host.invalid", r"\w+Error")])
 async def test_calls_go_on_without_a_server(host: str, reason: str, said: Said) -> None:
     """Nobody listens, or the name is unknown: answers come from the loader, and the log says so once."""
@@ -35,8 +45,9 @@ async def test_calls_go_on_without_a_server(host: str, reason: str, said: Said) 
         answers = [await ask(guard) for _ in range(20)]
 
     assert ["soup"] * 20 == answers
-    assert len(said()) == 1
-    assert re.fullmatch(re.escape(GONE).replace(r"\{\}", reason), said()[0])
+    assert len(said()) == 2
+    for expected, line in zip((GONE, DEAF), said(), strict=True):
+        assert re.fullmatch(re.escape(expected).replace(r"\{\}", reason), line)
 
 
 async def test_tls_with_a_server_that_has_none(valkey: ValkeyServer, said: Said) -> None:
@@ -45,7 +56,7 @@ async def test_tls_with_a_server_that_has_none(valkey: ValkeyServer, said: Said)
         answers = [await ask(guard) for _ in range(5)]
 
     assert ["soup"] * 5 == answers
-    assert len(said()) == 1
+    assert [line.partition(" (")[0] for line in (GONE, DEAF)] == [line.partition(" (")[0] for line in said()]
 
 
 async def test_breaker_opens_after_three_failures(valkey: ValkeyServer, said: Said) -> None:
@@ -70,7 +81,7 @@ async def test_operation_on_an_open_connection_has_its_own_deadline(valkey: Valk
 
     async with asyncio.timeout(BOUND):
         with pytest.raises(TimeoutError):
-            await store.read("menu-7")
+            await find(store, "menu-7")
     await store.aclose()
 
 
@@ -84,7 +95,7 @@ async def test_server_frozen_from_the_beginning_delays_the_start_by_a_deadline(
         answer = await ask(guard)
 
     assert answer == "soup"
-    assert said() == [GONE.format("TimeoutError")]
+    assert said() == [GONE.format("TimeoutError"), DEAF.format("TimeoutError")]
 
 
 async def test_probe_closes_the_breaker(valkey: ValkeyServer, said: Said) -> None:
@@ -148,7 +159,7 @@ async def test_killed_server_is_used_again_when_it_is_back(valkey: ValkeyServer,
 
     assert ["soup"] * 65 == before + during + after
     assert stats.l2_hits == 8
-    assert [line.partition("(")[0] for line in said()] == ["Redis does not answer ", BACK]
+    assert [line.partition("(")[0] for line in of_store(said())] == ["Redis does not answer ", BACK]
 
 
 async def test_server_that_comes_up_after_the_guard_is_used(said: Said) -> None:
@@ -166,7 +177,51 @@ async def test_server_that_comes_up_after_the_guard_is_used(said: Said) -> None:
             server.stop()
 
     assert guard.stats().l2_hits == 1
-    assert said() == [GONE.format("ConnectionError"), BACK]
+    assert of_store(said()) == [GONE.format("ConnectionError"), BACK]
+
+
+async def until(said: Said, line: str) -> None:
+    """Wait until the log says so."""
+    async with asyncio.timeout(20):
+        while line not in said():
+            await asyncio.sleep(0)
+
+
+async def test_server_that_is_back_is_found_though_nobody_asks(
+    valkey: ValkeyServer, said: Said, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The heartbeats notice that the server is gone and that it is back, and the bus is taken up again."""
+    monkeypatch.setattr(_backplane, "_BEAT", 0.05)
+    async with Guard(valkey.url, deadline=0.05, connect_timeout=0.1, clock=ManualClock()) as guard:
+        await ask(guard)
+        valkey.kill()
+        await until(said, GONE.format("ConnectionError"))
+        valkey.start()
+        await until(said, BACK)
+        await until(said, HEARD)
+        await ask(guard)
+        await ask(guard)
+
+    assert (2, 1) == (guard.stats().loads, guard.stats().l2_hits)
+    assert {GONE.format("ConnectionError"), DEAF.format("ConnectionError"), BACK, HEARD} == {*said()}
+
+
+async def test_server_that_hangs_is_told_by_its_silence(
+    valkey: ValkeyServer, said: Said, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A frozen server closes no connection: the bus counts as lost when even our own heartbeats are not heard."""
+    monkeypatch.setattr(_backplane, "_BEAT", 0.05)
+    monkeypatch.setattr(_backplane, "_TRUST", 0.2)
+    async with Guard(valkey.url, deadline=0.05, connect_timeout=0.1, clock=ManualClock()) as guard:
+        await guard.fetch("menu-7", load, ttl=60, l2_ttl=60, returns=str)
+        was_kept = guard.peek("menu-7") is not None
+        valkey.freeze()
+        await until(said, DEAF.format("silence"))
+        is_kept = guard.peek("menu-7") is not None
+        valkey.thaw()
+        await until(said, HEARD)
+
+    assert (True, False) == (was_kept, is_kept)
 
 
 class Callers:

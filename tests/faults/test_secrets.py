@@ -3,11 +3,13 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 
 import pytest
 
 from demo_api.servers import HOST, ValkeyServer, free_port, valkey_server
-from stampede_guard import Guard
+from stampede_guard import Guard, InvalidationPending
+from stampede_guard.stores.redis import RedisStore
 
 PASSWORD = "canary-password"  # a canary
 CANARIES = (PASSWORD, "canary-value", "canary-op", "canary-user", "canary-space")
@@ -25,10 +27,16 @@ async def use(guard: Guard) -> str:
         for op in ("canary-op-1", "canary-op-2"):
             for _ in range(3):
                 await guard.fetch(op, load, l2_ttl=60, returns=bytes)
-            await guard.invalidate(op)
+            with suppress(InvalidationPending):
+                await guard.invalidate(op)
+        with suppress(InvalidationPending):
+            await guard.clear()
         tier = guard._site().tier
         assert tier is not None
-        shown += [repr(guard), repr(guard.stats()), repr(tier), repr(tier._store), repr(tier.breaker)]
+        assert isinstance(tier.store, RedisStore)
+        node = tier.store._topology.primary("")
+        shown += [repr(each) for each in (guard, guard.stats(), tier, tier.store, tier.store._topology, node)]
+        shown += [repr(tier.asking), repr(tier.asking.breaker(node.name)), repr(guard._site().backplane)]
         shown += [repr(guard.stats().as_dict())]
     return "".join(shown)
 

@@ -6,6 +6,8 @@ import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 
+from stampede_guard.stores._scripts import Script
+
 HOST = "127.0.0.1"
 RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 
@@ -17,8 +19,17 @@ async def passes(chunk: bytes) -> bytes:
     return chunk
 
 
+def runs(script: Script, request: bytes) -> bool:
+    """Return whether *request* asks for *script*, whether the server knows it yet or not."""
+    return script.digest.encode() in request or script.text.encode() in request
+
+
 class Wire:
     """A proxy between a store and its server.
+
+    Args:
+        port: The server's.
+        login: User and password for the URL.
 
     Attributes:
         on_request: Applied to each chunk on its way to the server; what it returns is sent.
@@ -26,11 +37,12 @@ class Wire:
         opened: How many connections were made through it.
     """
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, login: str = "") -> None:
         self.on_request: Hook = passes
         self.on_reply: Hook = passes
         self.opened = 0
         self._upstream = port
+        self._login = f"{login}@" if login else ""
         self._deaf_up_to = 0
         self._clients: set[asyncio.StreamWriter] = set()
         self._servers: set[asyncio.StreamWriter] = set()
@@ -56,7 +68,7 @@ class Wire:
     def url(self) -> str:
         """The URL of the server by way of this wire."""
         assert self._server is not None
-        return f"redis://{HOST}:{self._server.sockets[0].getsockname()[1]}/0"
+        return f"redis://{self._login}{HOST}:{self._server.sockets[0].getsockname()[1]}/0"
 
     def say(self, reply: bytes) -> None:
         """Send the store a reply that it did not ask for, on each connection."""

@@ -21,7 +21,7 @@ def make_guard(redis_url: str, namespace: str) -> Callable[..., Guard]:
 
 
 @pytest.fixture
-async def admin(redis_url: str) -> AsyncIterator[Redis]:
+async def admin(admin_url: str) -> AsyncIterator[Redis]:
     """Return a client that sees what is stored."""
-    async with Redis.from_url(redis_url) as client:
+    async with Redis.from_url(admin_url) as client:
         yield client

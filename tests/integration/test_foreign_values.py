@@ -4,7 +4,7 @@ import pytest
 from redis.asyncio import Redis
 
 from stampede_guard import Guard
-from stampede_guard._codec import key_digest, seal
+from stampede_guard._codec import seal, unseal
 
 MakeGuard = Callable[..., Guard]
 
@@ -14,24 +14,45 @@ async def load() -> dict[str, int]:
     return {"soup": 450}
 
 
-def sealed(namespace: str, payload: bytes) -> bytes:
+FLIGHT = "the-flight-that-stored"  # a token
+MARK = b"mark-of-all"
+SOUP = b"\x81\xa4soup\x01"
+HEADER = 55  # bytes in front of the marks
+
+
+def sealed(namespace: str, payload: bytes, op: str = "menu-7") -> bytes:
     """Return an envelope as the guard makes them."""
-    return seal(f"{namespace}:menu-7", payload)
+    return seal(f"{namespace}:{op}", payload, FLIGHT, None, [MARK])
 
 
 FOREIGN: dict[str, Callable[[str], bytes]] = {
     "another program's text": lambda _: b'{"soup": 1}',
     "one byte": lambda _: b"x",
-    "a header without a payload": lambda namespace: sealed(namespace, b"\x81\xa4soup\x01")[:24],
-    "truncated": lambda namespace: sealed(namespace, b"\x81\xa4soup\x01")[:-1],
-    "lengthened": lambda namespace: sealed(namespace, b"\x81\xa4soup\x01") + b"\x00",
-    "another magic": lambda namespace: b"SGv2" + sealed(namespace, b"\x81\xa4soup\x01")[4:],
-    "another op's": lambda namespace: seal(f"{namespace}:menu-8", b"\x81\xa4soup\x01"),
-    "another namespace's": lambda _: seal("other:menu-7", b"\x81\xa4soup\x01"),
+    "a header without a payload": lambda namespace: sealed(namespace, SOUP)[: HEADER + len(MARK)],
+    "a header without its mark": lambda namespace: sealed(namespace, SOUP)[:HEADER],
+    "a part of a header": lambda namespace: sealed(namespace, SOUP)[: HEADER - 1],
+    "truncated": lambda namespace: sealed(namespace, SOUP)[:-1],
+    "lengthened": lambda namespace: sealed(namespace, SOUP) + b"\x00",
+    "another magic": lambda namespace: b"SGv1" + sealed(namespace, SOUP)[4:],
+    "another op's": lambda namespace: sealed(namespace, SOUP, "menu-8"),
+    "another namespace's": lambda _: sealed("other", SOUP),
     "no MessagePack": lambda namespace: sealed(namespace, b"\xc1"),
     "another type": lambda namespace: sealed(namespace, b"\x93\x01\x02\x03"),
-    "wrong length": lambda namespace: b"SGv1" + key_digest(f"{namespace}:menu-7") + b"\xff\xff\xff\xff" + b"\x80",
+    "wrong length": lambda namespace: sealed(namespace, b"")[: HEADER - 4] + b"\xff\xff\xff\xff" + MARK + SOUP,
+    "more marks than it has": lambda namespace: sealed(namespace, SOUP).replace(b"\x01\x00", b"\xff\x00", 1),
 }
+
+
+async def test_what_the_guard_would_have_stored_is_a_hit(make_guard: MakeGuard, namespace: str, admin: Redis) -> None:
+    """The envelope that the others are variations of is accepted."""
+    await admin.set(f"sg1:{{{namespace}:}}:t", MARK, ex=60)
+    await admin.set(f"sg1:{{{namespace}:menu-7}}:v", sealed(namespace, SOUP), ex=60)
+
+    async with make_guard() as guard:
+        answer = await guard.fetch("menu-7", load, l2_ttl=60, returns=dict[str, int])
+
+    assert answer == {"soup": 1}
+    assert guard.stats().l2_hits == 1
 
 
 @pytest.mark.parametrize("kind", FOREIGN)
@@ -40,20 +61,34 @@ async def test_what_is_not_the_ops_value_is_a_miss(
 ) -> None:
     """Whatever lies under an op's key, the answer is the op's own; it is counted, and replaced."""
     key = f"sg1:{{{namespace}:menu-7}}:v"
+    await admin.set(f"sg1:{{{namespace}:}}:t", MARK, ex=60)
     await admin.set(key, FOREIGN[kind](namespace), ex=60)
+
+    async with make_guard() as guard:
+        answer = await guard.fetch("menu-7", load, l2_ttl=60, returns=dict[str, int])
+    opened = unseal(f"{namespace}:menu-7", await admin.get(key))
+
+    assert answer == {"soup": 450}
+    assert (1, 0, 0) == (guard.stats().l2_undecodable, guard.stats().l2_hits, guard.stats().l2_errors)
+    assert (b"\x81\xa4soup\xcd\x01\xc2", (MARK,)) == opened
+
+
+async def test_value_of_before_its_mark_changed_is_a_miss(make_guard: MakeGuard, namespace: str, admin: Redis) -> None:
+    """An envelope that is whole, but was made before everything was cleared, is replaced; there is nothing to count."""
+    await admin.set(f"sg1:{{{namespace}:}}:t", b"later-mark.", ex=60)
+    await admin.set(f"sg1:{{{namespace}:menu-7}}:v", sealed(namespace, SOUP), ex=60)
 
     async with make_guard() as guard:
         answer = await guard.fetch("menu-7", load, l2_ttl=60, returns=dict[str, int])
 
     assert answer == {"soup": 450}
-    assert (1, 0, 0) == (guard.stats().l2_undecodable, guard.stats().l2_hits, guard.stats().l2_errors)
-    assert sealed(namespace, b"\x81\xa4soup\xcd\x01\xc2") == await admin.get(key)
+    assert (0, 0, 1) == (guard.stats().l2_undecodable, guard.stats().l2_hits, guard.stats().l2_misses)
 
 
 async def test_key_of_another_type_is_a_miss(
     make_guard: MakeGuard, namespace: str, admin: Redis, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A list under an op's key is a miss, counted and replaced, and no reason to think ill of the server."""
+    """A list under an op's key is a miss, and replaced, and no reason to think ill of the server."""
     key = f"sg1:{{{namespace}:menu-7}}:v"
     await admin.rpush(key, "soup")
 
@@ -61,9 +96,26 @@ async def test_key_of_another_type_is_a_miss(
         answer = await guard.fetch("menu-7", load, l2_ttl=60, returns=dict[str, int])
 
     assert answer == {"soup": 450}
-    assert (1, 0) == (guard.stats().l2_undecodable, guard.stats().l2_errors)
+    assert (1, 0) == (guard.stats().l2_misses, guard.stats().l2_errors)
     assert await admin.type(key) == b"string"
     assert caplog.messages == []
+
+
+@pytest.mark.parametrize("place", ["menu-7}:l", "}:t"])
+async def test_foreign_value_elsewhere_costs_no_answer(
+    place: str, make_guard: MakeGuard, namespace: str, admin: Redis
+) -> None:
+    """A list where a lease or a mark belongs is in the way of storing, not of answering."""
+    await admin.rpush(f"sg1:{{{namespace}:{place}", "soup")
+
+    async with make_guard() as guard:
+        answers = [await guard.fetch("menu-7", load, l2_ttl=60, returns=dict[str, int]) for _ in range(2)]
+        await guard.invalidate("menu-7")
+        await guard.clear()
+        answers += [await guard.fetch("menu-7", load, l2_ttl=60, returns=dict[str, int]) for _ in range(2)]
+
+    assert [{"soup": 450}] * 4 == answers
+    assert (3, 1) == (guard.stats().loads, guard.stats().l2_hits)  # an invalidation clears the way
 
 
 async def test_i7_envelope_copied_to_another_op_is_refused(make_guard: MakeGuard, namespace: str, admin: Redis) -> None:

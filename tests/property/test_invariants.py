@@ -6,6 +6,7 @@ import gc
 import itertools
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,14 @@ from weakref import ref
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from leasing import LeasingDouble, Server
 
 import stampede_guard
-from stampede_guard import Guard, LoadCancelled, Scoreboard
+from stampede_guard import Guard, InvalidationPending, LoadCancelled, Scoreboard
+from stampede_guard import _guard as guard_module
 from stampede_guard._codec import seal
 from stampede_guard._policy import Policy
-from stampede_guard.stores import Refused, Stored
+from stampede_guard.stores import Refused, Stored, Verdict
 from stampede_guard.testing import FaultStore, Gate, ManualClock
 
 MakeLoop = Callable[[], asyncio.AbstractEventLoop]
@@ -87,7 +90,7 @@ class Waves:
 
     async def call(self) -> None:
         """Somebody calls."""
-        self._calls.append(asyncio.create_task(self.guard.call(self._operation, OP, self._load, (), {})))
+        self._calls.append(asyncio.create_task(self.guard.call(self._operation, OP, self._load, (), {}, None)))
 
     async def refresh(self) -> None:
         """Somebody refreshes; loads that are no refresh themselves are forgotten by that."""
@@ -198,7 +201,7 @@ class Story:
             invalidation = asyncio.create_task(self._guard.invalidate(OP))
             await ticks(1)
             late = [await self._soon() for _ in range(60)]
-            assert await invalidation
+            await invalidation
             answers = set(await asyncio.gather(*early)), set(await asyncio.gather(*late))
             self._guard._site().memory.clear()
             answers[1].add(await self._call())
@@ -225,6 +228,104 @@ def test_i3_what_began_before_an_invalidation_is_never_stored(
     story = Story(costs, tiers, enabled=enabled)
 
     early, late = make_loop().run_until_complete(story.tell(before, when))
+
+    assert early <= {"old", "new"}
+    assert {"new"} == late
+
+
+class SlowLeasing(LeasingDouble):
+    """A store with leases whose operations take so many ticks, half of them before they take effect."""
+
+    def __init__(self, server: Server, costs: list[int]) -> None:
+        super().__init__(server)
+        self._costs = itertools.cycle(costs)
+        self._ask_now = super()._ask
+
+    async def _ask(self, what: str) -> None:
+        await ticks(next(self._costs))
+        await self._ask_now(what)
+
+    async def acquire(self, *args: Any) -> Verdict:
+        verdict = await super().acquire(*args)
+        await ticks(next(self._costs))
+        return verdict
+
+    async def fill(self, *args: Any, tell_all: bool) -> bool:
+        is_stored = await super().fill(*args, tell_all=tell_all)
+        await ticks(next(self._costs))
+        return is_stored
+
+
+class FleetStory:
+    """A menu that changes once, while callers come to two processes in each tick; one of the two is told."""
+
+    def __init__(self, costs: list[list[int]], load_cost: int, how: str, **options: Any) -> None:
+        clock = ManualClock()
+        server = Server(clock)
+        stores = [SlowLeasing(server, each) for each in costs]
+        self.guards = [Guard(lambda store=store: store, clock=clock) for store in stores]  # type: ignore[misc]
+        self._load_cost = load_cost
+        self._how = how
+        self._options = BOTH | {"tags": ("menus",)} | options
+        self._menu = "old"
+
+    async def _load(self) -> str:
+        menu = self._menu
+        await ticks(self._load_cost)
+        return menu
+
+    def _call(self, guard: Guard) -> asyncio.Task[str]:
+        return asyncio.create_task(guard.fetch(OP, self._load, **self._options))
+
+    async def _invalidate(self, guard: Guard) -> None:
+        await {
+            "op": partial(guard.invalidate, OP),
+            "tag": partial(guard.invalidate_tag, "menus"),
+            "everything": guard.clear,
+        }[self._how]()
+
+    async def tell(self, when: int, gap: int) -> tuple[set[str], set[str]]:
+        """Return what callers got who came before anything was confirmed, and after that."""
+        here, there = self.guards
+        async with here, there:
+            early = []
+            for _ in range(when):
+                early += [self._call(here), self._call(there)]
+                await ticks(gap)
+            self._menu = "new"
+            invalidation = asyncio.create_task(self._invalidate(here))
+            await ticks(1)
+            late = [self._call(here)]  # where it was asked for, it holds at once
+            while not invalidation.done():
+                early.append(self._call(there))
+                await ticks(1)
+            await invalidation
+            await ticks(2)  # there the word has been heard
+            for _ in range(20):
+                late += [self._call(here), self._call(there)]
+                await ticks(gap)
+            answers = set(await asyncio.gather(*early)), set(await asyncio.gather(*late))
+            for guard in self.guards:
+                guard._site().memory.clear()
+                answers[1].add(await self._call(guard))
+        return answers
+
+
+@settings(OFTEN, max_examples=200)
+@given(
+    pace=st.tuples(st.integers(0, 12), st.integers(0, 3)),
+    costs=st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=5), min_size=2, max_size=2),
+    load_cost=st.integers(0, 12),
+    how=st.sampled_from(["op", "tag", "everything"]),
+    lease=st.booleans(),
+)
+def test_i3_holds_between_processes(
+    pace: tuple[int, int], costs: list[list[int]], load_cost: int, how: str, make_loop: MakeLoop, *, lease: bool
+) -> None:
+    """In whichever process a load began before an invalidation was confirmed: nobody who comes later gets its value."""
+    story = FleetStory(costs, load_cost, how, lease=lease)
+
+    early, late = make_loop().run_until_complete(story.tell(*pace))
 
     assert early <= {"old", "new"}
     assert {"new"} == late
@@ -353,6 +454,31 @@ class Deadlined(FaultStore):
                 await asyncio.get_running_loop().create_future()
         await super()._pass()
 
+    def lie(self, lie: bytes) -> None:
+        """Give everything another value."""
+        self.contents = {key: (lie, until) for key, (_, until) in self.contents.items()}
+
+
+class DeadlinedLeasing(LeasingDouble):
+    """The same with leases; while somebody waits for one, time passes."""
+
+    hangs = False
+
+    async def _ask(self, what: str) -> None:
+        if self.hangs:
+            async with asyncio.timeout(0.000_001):
+                await asyncio.get_running_loop().create_future()
+        await super()._ask(what)
+
+    async def acquire(self, *args: Any) -> Verdict:
+        verdict = await super().acquire(*args)
+        self.server.clock.advance(verdict.kind == "wait")
+        return verdict
+
+    def lie(self, lie: bytes) -> None:
+        """Give everything another value."""
+        self.server.values = {key: (lie, until) for key, (_, until) in self.server.values.items()}
+
 
 TROUBLES = [OSError("reset"), Refused("OOM"), TimeoutError(), AttributeError("a bug"), "hangs", "lies", None, None]
 
@@ -368,14 +494,20 @@ TROUBLES = [OSError("reset"), Refused("OOM"), TimeoutError(), AttributeError("a 
             st.sampled_from([0, 0.3, 7]),
         ),
         max_size=25,
-    )
+    ),
+    has_leases=st.booleans(),
 )
 def test_i6_a_store_in_trouble_changes_no_outcome(
-    story: list[tuple[str, str, Any, bytes, float]], make_loop: MakeLoop
+    story: list[tuple[str, str, Any, bytes, float]],
+    make_loop: MakeLoop,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    has_leases: bool,
 ) -> None:
     """A store that fails, hangs or lies in each operation: every call gets the present answer, and no error."""
     clock = ManualClock()
-    store = Deadlined(clock)
+    store = DeadlinedLeasing(Server(clock)) if has_leases else Deadlined(clock)
+    monkeypatch.setattr(guard_module, "_POLLS", (0.0, 0.0))
     menu = {"a": 0, "b": 0}
     guard = Guard(lambda: store, clock=clock)
 
@@ -387,17 +519,18 @@ def test_i6_a_store_in_trouble_changes_no_outcome(
                 store.error = trouble if isinstance(trouble, Exception) else None
                 store.hangs = trouble == "hangs"
                 if trouble == "lies":
-                    store.contents = {key: (lie, until) for key, (_, until) in store.contents.items()}
+                    store.lie(lie)
                 if what == "invalidate":
                     menu[op] += 1
-                    await guard.invalidate(op)
+                    with suppress(InvalidationPending):
+                        await guard.invalidate(op)
                     continue
 
                 async def load(op: str = op) -> tuple[str, int]:
                     return op, menu[op]
 
                 if what == "call":
-                    assert (op, menu[op]) == await guard.call(operation, op, load, (), {})
+                    assert (op, menu[op]) == await guard.call(operation, op, load, (), {}, None)
                 else:
                     assert (op, menu[op]) == await guard.refresh(operation, op, load)
 
@@ -462,7 +595,7 @@ async def test_i7_namespaces_and_ops_do_not_run_together(theirs: tuple[str, str]
 
 def test_i7_an_envelope_opens_for_its_own_key_alone() -> None:
     """The envelope of one key is not that of another, though the payload is the same."""
-    assert seal("menus:a", b"soup") != seal("menus:b", b"soup")
+    assert seal("menus:a", b"soup", "f" * 22) != seal("menus:b", b"soup", "f" * 22)
 
 
 # I9

@@ -21,7 +21,9 @@ from stampede_guard._policy import Policy
 from stampede_guard._stats import Counters
 from stampede_guard._template import _SEPARATORS, may_meet
 
-HEADER = 4 + 16 + 4
+HEADER = range(4), range(34, 55)  # the magic; digest, number of marks and length. The store's own is between them
+FILL = "f" * 22
+marks = st.binary(min_size=11, max_size=11)
 tenant: ContextVar[str] = ContextVar("tenant")
 
 
@@ -211,10 +213,10 @@ def test_shapes_that_meet_have_a_text_in_common(mine: list[str | None], theirs: 
 # ── Envelopes ────────────────────────────────────────────────────────────────────────────────────
 
 
-@given(strings, st.binary(max_size=64))
-def test_envelope_round_trip(key: str, payload: bytes) -> None:
-    """What was sealed for a key comes back for it."""
-    assert payload == unseal(key, seal(key, payload))
+@given(strings, st.binary(max_size=64), st.none() | st.integers(0, 2**53 - 1), st.lists(marks, max_size=17))
+def test_envelope_round_trip(key: str, payload: bytes, version: int | None, marks: list[bytes]) -> None:
+    """What was sealed for a key comes back for it, with the marks of its tags."""
+    assert (payload, tuple(marks)) == unseal(key, seal(key, payload, FILL, version, marks))
 
 
 @given(strings, strings, st.binary(max_size=64))
@@ -222,13 +224,13 @@ def test_envelope_of_another_key_is_refused(mine: str, theirs: str, payload: byt
     """What was sealed for one key is nothing for another."""
     assume(mine != theirs)
 
-    assert unseal(theirs, seal(mine, payload)) is None
+    assert unseal(theirs, seal(mine, payload, FILL)) is None
 
 
-@given(strings, st.binary(max_size=64), st.integers(0, HEADER - 1), st.integers(1, 255))
+@given(strings, st.binary(max_size=64), st.sampled_from([*HEADER[0], *HEADER[1]]), st.integers(1, 255))
 def test_changed_header_is_refused(key: str, payload: bytes, position: int, change: int) -> None:
-    """Every byte of the header counts: whichever is changed, the envelope is nothing."""
-    envelope = bytearray(seal(key, payload))
+    """Every byte of the header that is read here counts: whichever is changed, the envelope is nothing."""
+    envelope = bytearray(seal(key, payload, FILL))
     envelope[position] ^= change
 
     assert unseal(key, bytes(envelope)) is None
@@ -237,7 +239,7 @@ def test_changed_header_is_refused(key: str, payload: bytes, position: int, chan
 @given(strings, st.binary(max_size=64), st.data())
 def test_cut_or_prolonged_envelope_is_refused(key: str, payload: bytes, data: st.DataObject) -> None:
     """An envelope that did not arrive whole, or was followed by something else, is nothing."""
-    envelope = seal(key, payload)
+    envelope = seal(key, payload, FILL)
     cut = envelope[: data.draw(st.integers(0, len(envelope) - 1))]
     prolonged = envelope + data.draw(st.binary(min_size=1, max_size=8))
 

@@ -162,7 +162,7 @@ class GuardMachine(RuleBasedStateMachine):
     @rule(op=OPS)
     def call(self, op: str) -> None:
         """Somebody calls."""
-        call = self._start(self.guard.call(self.operation, op, self._load, (), {}))
+        call = self._start(self.guard.call(self.operation, op, self._load, (), {}, None))
         self._launched(self.model.call(call, op))
 
     @rule(op=OPS)
@@ -174,7 +174,7 @@ class GuardMachine(RuleBasedStateMachine):
     @rule(op=OPS)
     def invalidate(self, op: str) -> None:
         """Somebody invalidates."""
-        assert self.loop.run_until_complete(self.guard.invalidate(op))
+        self.loop.run_until_complete(self.guard.invalidate(op))
         self.model.invalidate(op)
 
     @rule(seconds=st.integers(1, 12))
@@ -243,7 +243,7 @@ class GuardMachine(RuleBasedStateMachine):
         flight = data.draw(st.sampled_from([one for one in self.model.current.values() if one.may_store]))
         answer = self._answer(flight)
         self._step(ticks)
-        call = self._start(self.guard.call(self.operation, flight.op, self._load, (), {}))
+        call = self._start(self.guard.call(self.operation, flight.op, self._load, (), {}, None))
         flight.waiters.add(call)
         self.model.land(flight, answer)
         self._step()

@@ -12,7 +12,20 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, assert_type
 
-from stampede_guard import Coalesced, Codec, Entry, Guard, Scoreboard, Stats, WaitTimeout, coalesce
+from asyncpg import Connection
+
+from stampede_guard import (
+    Coalesced,
+    Codec,
+    Entry,
+    Guard,
+    InvalidationPending,
+    Scoreboard,
+    StampedeGuardError,
+    Stats,
+    WaitTimeout,
+    coalesce,
+)
 from stampede_guard.stores import Store
 from stampede_guard.testing import FaultStore, ManualClock
 
@@ -95,6 +108,12 @@ async def calls() -> None:
     assert_type(await as_function(7), Menu)
 
 
+@coalesce("menu-{restaurant_id}", guard=guard, tags=("restaurant:{restaurant_id}", "menus"), lease=False, max_loads=7)
+async def load_by_tags(restaurant_id: int) -> Menu:
+    """Decorated with tags."""
+    return Menu(restaurant_id)
+
+
 async def wrong_calls() -> None:
     """A call that the function does not allow is an error."""
     await load_menu("x")  # type: ignore[arg-type]
@@ -111,7 +130,7 @@ async def beside_the_call() -> None:
     assert_type(load_menu.peek(7), Entry[Menu] | None)
     assert_type(await load_menu.refresh(7), Menu)
     assert_type(await load_menu.bypass(7), Menu)
-    assert_type(await load_menu.invalidate(7), bool)
+    assert_type(await load_menu.invalidate(7), None)
     assert_type(load_menu.guard, Guard)
     entry = load_menu.peek(7)
     if entry is not None:
@@ -187,7 +206,7 @@ async def methods(menus: Menus, more: More) -> None:
     assert_type(menus.own.peek(7), Entry[Menu] | None)
     assert_type(await menus.own.refresh(7), Menu)
     assert_type(await menus.own.bypass(7), Menu)
-    assert_type(await menus.own.invalidate(7), bool)
+    assert_type(await menus.own.invalidate(7), None)
     await menus.own("x")  # type: ignore[arg-type]
     await menus.own()  # type: ignore[call-arg]
     await menus.own.invalidate(menus, 7)  # type: ignore[call-arg, arg-type]
@@ -199,7 +218,7 @@ async def class_methods(menus: Menus) -> None:
     assert_type(await menus.of_class(7), Menu)
     assert_type(await More.of_class_with_options(7), Menu)
     assert_type(await Menus.of_class.refresh(7), Menu)
-    assert_type(await Menus.of_class.invalidate(7), bool)
+    assert_type(await Menus.of_class.invalidate(7), None)
     await Menus.of_class("x")  # type: ignore[arg-type]
 
 
@@ -222,6 +241,9 @@ def sync(restaurant_id: int) -> Menu:
 coalesce(sync)  # type: ignore[arg-type]
 coalesce(ttl="5")  # type: ignore[call-overload]
 coalesce(on_abandon="stop")  # type: ignore[call-overload]
+coalesce(tags=(7,))  # type: ignore[arg-type]
+coalesce(version=7)  # type: ignore[call-overload]
+coalesce(max_loads="7")  # type: ignore[call-overload]
 coalesce(tll=5)  # type: ignore[call-overload]
 coalesce(vary=tenant)  # type: ignore[call-overload]
 coalesce(codec=7)  # type: ignore[call-overload]
@@ -236,7 +258,7 @@ async def guards() -> None:
         assert_type(entered, Guard)
         assert_type(await guard.fetch("op-7", lambda: load_menu.bypass(7), ttl=5), Menu)
         assert_type(await guard.fetch("op-8", with_nothing, l2_ttl=5, returns=Menu), Menu | None)
-        assert_type(await guard.invalidate("op-7"), bool)
+        assert_type(await guard.invalidate("op-7"), None)
         await guard.fetch(7, with_nothing)  # type: ignore[arg-type]
         await guard.fetch("op-9", load_menu)  # type: ignore[arg-type]
         await guard.fetch("op-9", sync)  # type: ignore[arg-type]
@@ -247,6 +269,29 @@ async def guards() -> None:
     assert_type(stats.calls, int)
     assert_type(stats.operations["op"].loads, int)
     assert_type(stats.as_dict(), dict[str, object])
+
+
+async def invalidations(connection: Connection) -> None:
+    """Whatever is invalidated, nothing is returned; what is raised when it is not confirmed is the package's."""
+    assert_type(await guard.invalidate("op-7", version=7, wait=False), None)
+    assert_type(await guard.invalidate_tag("menus", wait=False), None)
+    assert_type(await guard.clear(wait=False), None)
+    assert_type(guard.capabilities, frozenset[str])
+    assert_type(load_by_tags.tags(7), tuple[str, ...])
+    try:
+        async with guard.after_commit(connection) as after:
+            after.invalidate(load_menu.key(7), version=7)
+            after.invalidate_tag("menus")
+            after.invalidate(7)  # type: ignore[arg-type]
+    except InvalidationPending as error:
+        caught: StampedeGuardError = error
+        raise caught from None
+    await guard.fetch("op-7", with_nothing, tags=("menus",), lease=False, version=lambda _: 7, max_loads=3)
+    await guard.invalidate("op-7", version="7")  # type: ignore[arg-type]
+    await guard.invalidate_tag(7)  # type: ignore[arg-type]
+    await guard.fetch("op-7", with_nothing, tags=(7,))  # type: ignore[arg-type]
+    guard.after_commit(store)  # type: ignore[arg-type]
+    load_by_tags.tags("x")  # type: ignore[arg-type]
 
 
 async def with_nothing() -> Menu | None:

@@ -453,7 +453,7 @@ async def test_cancelled_refresh(pause: Pause) -> None:
     load.gate.open()
     await pause()
 
-    assert "soup" == await guard.call(operation, OP, load, (), {})
+    assert "soup" == await guard.call(operation, OP, load, (), {}, None)
     assert 1 == guard.stats().loads
 
 

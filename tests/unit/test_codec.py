@@ -13,7 +13,7 @@ import pydantic
 import pytest
 
 from stampede_guard import Codec, ConfigurationError
-from stampede_guard._codec import codec_for, key_digest, seal, unseal
+from stampede_guard._codec import codec_for, fill_of, key_digest, seal, unseal
 
 T = TypeVar("T")
 RestaurantId = NewType("RestaurantId", int)
@@ -232,26 +232,37 @@ def test_codecs_of_our_own_are_codecs(annotation: Any) -> None:
 # ── The envelope ─────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("payload", [b"", b"a", b"SGv1", bytes(1000)])
-def test_envelope(payload: bytes) -> None:
-    """What was sealed for a key is unsealed for it."""
-    assert payload == unseal("menu-7", seal("menu-7", payload))
+FILL = "f" * 22  # the token of the flight that stored it
+
+
+@pytest.mark.parametrize("payload", [b"", b"a", b"SGv2", bytes(1000)])
+@pytest.mark.parametrize("marks", [(), (b"m" * 11,), (b"m" * 11, b"n" * 11)])
+def test_envelope(payload: bytes, marks: tuple[bytes, ...]) -> None:
+    """What was sealed for a key is unsealed for it, with the marks of its tags."""
+    assert (payload, marks) == unseal("menu-7", seal("menu-7", payload, FILL, None, marks))
+
+
+def test_envelope_tells_who_stored_it() -> None:
+    """The token of the flight that stored an envelope can be read from it; from anything else nothing that matters."""
+    assert FILL.encode() == fill_of(seal("menu-7", b"payload", FILL))
+    assert b"" == fill_of(b"x")
 
 
 @pytest.mark.parametrize("key", ["menu-8", "menu-7 ", "", "Menu-7", "menu-\uff17"])
 def test_envelope_of_another_key(key: str) -> None:
     """What was sealed for one key cannot be unsealed for another, however alike."""
-    assert unseal(key, seal("menu-7", b"payload")) is None
+    assert unseal(key, seal("menu-7", b"payload", FILL)) is None
 
 
 @pytest.mark.parametrize(
     "envelope",
     [
         b"",
-        b"SGv1",
-        seal("menu-7", b"payload")[:-1],
-        seal("menu-7", b"payload") + b"!",
-        b"SGv2" + seal("menu-7", b"payload")[4:],
+        b"SGv2",
+        seal("menu-7", b"payload", FILL)[:-1],
+        seal("menu-7", b"payload", FILL) + b"!",
+        seal("menu-7", b"payload", FILL)[:50] + b"\1" + seal("menu-7", b"payload", FILL)[51:],
+        b"SGv1" + seal("menu-7", b"payload", FILL)[4:],
         b"payload that somebody else wrote under our key",
     ],
 )
@@ -261,8 +272,10 @@ def test_broken_envelopes(envelope: bytes) -> None:
 
 
 def test_envelope_is_pinned() -> None:
-    """The wire format of this version stays as it is: magic, digest of the key, length, payload."""
-    assert bytes.fromhex("53477631" + key_digest("menu-7").hex() + "00000002" + "6869") == seal("menu-7", b"hi")
+    """The wire format stays as it is: magic, token, version, digest, number of marks, length, marks, payload."""
+    expected = b"".join((b"SGv2", b"f" * 22, bytes(7), b"\3", key_digest("menu-7"), b"\1", bytes(3), b"\2", b"m" * 11))
+
+    assert expected + b"hi" == seal("menu-7", b"hi", FILL, 3, [b"m" * 11])
     assert 16 == len(key_digest("menu-7"))
 
 

@@ -82,3 +82,47 @@ def test_no_bump_is_lost_between_threads() -> None:
     epochs.bump("b")
 
     assert (0, 2 * bumps + 1) == epochs.of("b")
+
+
+def test_tags_are_part_of_the_epoch() -> None:
+    """An invalidation of a tag begins a new epoch of each op that has it, and of no other."""
+    epochs = Epochs()
+    asked: list[tuple[str, tuple[str, ...]]] = [
+        ("a", ("soups", "hot")),
+        ("b", ("soups",)),
+        ("c", ("hot",)),
+        ("soups", ()),
+    ]
+    before = [epochs.of(op, tags) for op, tags in asked]
+
+    epochs.bump_tag("soups")
+
+    assert [False, False, True, True] == [
+        epochs.of(op, tags) == was for (op, tags), was in zip(asked, before, strict=True)
+    ]
+
+
+def test_invalidations_of_an_op_and_everything_count_for_what_has_tags() -> None:
+    """An op with tags has its own epochs too."""
+    epochs = Epochs()
+    seen = [epochs.of("a", ("soups",))]
+
+    epochs.bump("a")
+    seen.append(epochs.of("a", ("soups",)))
+    epochs.bump_all()
+    seen.append(epochs.of("a", ("soups",)))
+
+    assert 3 == len(set(seen))
+
+
+def test_tags_are_bounded_with_the_ops() -> None:
+    """Tags take the same room as ops: when it is full, all begin a new epoch."""
+    epochs = Epochs(limit=2)
+    epochs.bump("a")
+    epochs.bump_tag("soups")
+    before = epochs.of("b", ("salads",))
+
+    epochs.bump_tag("drinks")
+
+    assert before != epochs.of("b", ("salads",))
+    assert 1 == len(epochs._ops)

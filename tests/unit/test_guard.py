@@ -1,4 +1,5 @@
 import asyncio
+import pickle
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -15,6 +16,7 @@ from stampede_guard import (
     ConfigurationError,
     Guard,
     GuardClosed,
+    InvalidationPending,
     InvalidKey,
     LoadCancelled,
     LoadTimeout,
@@ -177,7 +179,7 @@ async def test_unreadable_answer_of_the_store_is_a_miss(guard: Guard, load: Load
     menus = [await guard.fetch(OP, load_menu, l2_ttl=10, returns=list[str]) for _ in range(2)]
 
     assert [["soup"], ["soup"]] == menus
-    assert (1, 1) == (guard.stats().l2_undecodable, guard.stats().l2_hits)
+    assert (1, 1, 1) == (guard.stats().l2_undecodable, guard.stats().l2_hits, guard.stats().l2_misses)
 
 
 async def test_answer_that_cannot_be_stored(guard: Guard, store: FaultStore) -> None:
@@ -236,7 +238,7 @@ async def test_loader_may_invalidate_its_own_op(guard: Guard) -> None:
     """A loader that finds that its op has to go may say so; what it returns is not stored."""
 
     async def load_and_drop() -> str:
-        assert await guard.invalidate(OP)
+        await guard.invalidate(OP)
         return "soup"
 
     assert "soup" == await guard.fetch(OP, load_and_drop, **BOTH)
@@ -360,29 +362,30 @@ async def test_fetch_remembers_its_options(guard: Guard, load: Loader) -> None:
 async def test_invalidation_drops_both_tiers(guard: Guard, load: Loader, store: FaultStore) -> None:
     """After an invalidation the answer is loaded anew."""
     await guard.fetch(OP, load, **BOTH)
-    confirmed = await guard.invalidate(OP)
+    await guard.invalidate(OP)
     left = {**store.contents}
 
-    assert (True, {}) == (confirmed, left)
+    assert {} == left
     assert "soup 2" == await guard.fetch(OP, load, **BOTH)
 
 
 async def test_invalidation_without_a_store(load: Loader) -> None:
-    """A guard without a store confirms at once."""
+    """A guard without a store forgets, and has nobody to ask."""
     guard = Guard()
 
     await guard.fetch(OP, load, ttl=60)
+    await guard.invalidate(OP)
 
-    assert await guard.invalidate(OP)
     assert "soup 2" == await guard.fetch(OP, load, ttl=60)
 
 
-async def test_invalidation_of_what_is_not_stored(guard: Guard, load: Loader, store: FaultStore) -> None:
-    """An operation that is not in the store is invalidated without asking it."""
+async def test_forgetting_in_this_process_alone(guard: Guard, load: Loader, store: FaultStore) -> None:
+    """What no other process can have is forgotten without asking the store."""
     store.error = OSError("down")
     await guard.fetch(OP, load, ttl=60)
 
-    assert await guard.invalidate(OP, is_stored=False)
+    await guard.forget(OP)
+
     assert "soup 2" == await guard.fetch(OP, load, ttl=60)
 
 
@@ -394,9 +397,11 @@ async def test_invalidation_works_before_anything_is_awaited(guard: Guard, load:
     invalidation = asyncio.create_task(guard.invalidate(OP))
     await store.gate.arrivals(1)
     answer = await guard.fetch(OP, load, ttl=60)
+    early = invalidation.done()
     store.gate.open()
+    await invalidation
 
-    assert ("soup 2", True) == (answer, await invalidation)
+    assert ("soup 2", False) == (answer, early)
 
 
 async def test_overtaken_load_answers_and_is_not_stored(guard: Guard, load: Loader, store: FaultStore) -> None:
@@ -456,7 +461,7 @@ async def test_invalidation_during_the_fill(guard: Guard, load: Loader, store: F
     await asyncio.sleep(0)
     fill.open()
 
-    assert ("soup 1", True, "soup 2") == (await early, await invalidation, await late)
+    assert ("soup 1", None, "soup 2") == (await early, await invalidation, await late)  # type: ignore[func-returns-value]
     assert [b"soup 2"] == [envelope[-6:] for envelope, _ in store.contents.values()]
 
 
@@ -471,36 +476,38 @@ async def test_two_invalidations_are_two(guard: Guard, load: Loader, store: Faul
     await asyncio.sleep(0)
 
     first.open()
-    assert await one
+    await one
     reader = asyncio.create_task(guard.fetch(OP, load, **BOTH))
     await second.arrivals(1)
     waiting = two.done(), reader.done()
     second.open()
+    await two
 
-    assert ((False, False), True, "soup 1") == (waiting, await two, await reader)
+    assert ((False, False), "soup 1") == (waiting, await reader)
 
 
 async def test_unconfirmed_invalidation(guard: Guard, load: Loader, store: FaultStore, clock: ManualClock) -> None:
     """When the store does not confirm, its old answer is not read; once it is back, the pending delete comes first."""
     await guard.fetch(OP, load, **BOTH)
     store.error = OSError("down")
-    confirmed = await guard.invalidate(OP)
+    with pytest.raises(InvalidationPending, match=rf"^{OP}: not confirmed by the store; holds in this process"):
+        await guard.invalidate(OP)
     answers = [await guard.fetch(OP, load, l2_ttl=10, returns=str)]
     store.error = None
     clock.advance(3)
     answers.append(await guard.fetch(OP, load, l2_ttl=10, returns=str))
 
-    assert not confirmed
     assert ["soup 2", "soup 3"] == answers
 
 
 async def test_invalidation_gets_the_breaker_going(
-    guard: Guard, load: Loader, store: FaultStore, clock: ManualClock
+    guard: Guard, load: Loader, store: FaultStore, clock: ManualClock, pause: Pause
 ) -> None:
     """An op that awaits its invalidation probes a dead store like any other: with one op alone it comes back too."""
     store.error = OSError("down")
     for _ in range(3):
-        await guard.invalidate(OP)
+        await guard.invalidate(OP, wait=False)
+    await pause()
     await guard.fetch(OP, load, **BOTH)
     store.error = None
     skipped = guard.stats().l2_skips
@@ -514,11 +521,11 @@ async def test_invalidation_gets_the_breaker_going(
 async def test_refresh_replaces_what_is_cached(guard: Guard, load: Loader, clock: ManualClock) -> None:
     """A refresh loads, whatever is cached, and fills both tiers."""
     operation = plain(guard, ttl=5, l2_ttl=10)
-    await guard.call(operation, OP, load, (), {})
+    await guard.call(operation, OP, load, (), {}, None)
     refreshed = await guard.refresh(operation, OP, load)
-    answers = [await guard.call(operation, OP, load, (), {})]
+    answers = [await guard.call(operation, OP, load, (), {}, None)]
     clock.advance(6)
-    answers.append(await guard.call(operation, OP, load, (), {}))
+    answers.append(await guard.call(operation, OP, load, (), {}, None))
 
     assert ("soup 2", ["soup 2", "soup 2"]) == (refreshed, answers)
 
@@ -541,14 +548,14 @@ async def test_refresh_overtakes_a_load(guard: Guard, load: Loader) -> None:
     """A load that was up before a refresh answers its own waiters, and is not stored, even if it lands last."""
     operation = plain(guard, ttl=60, l2_ttl=60)
     first = load.gate = Gate()
-    early = asyncio.create_task(guard.call(operation, OP, load, (), {}))
+    early = asyncio.create_task(guard.call(operation, OP, load, (), {}, None))
     await first.arrivals(1)
     load.gate = None
     refreshed = await guard.refresh(operation, OP, load)
     first.open()
 
     assert ("soup 1", "soup 2") == (await early, refreshed)
-    assert "soup 2" == await guard.call(operation, OP, load, (), {})
+    assert "soup 2" == await guard.call(operation, OP, load, (), {}, None)
 
 
 async def test_refresh_overtakes_a_load_of_the_same_tick(guard: Guard, load: Loader) -> None:
@@ -560,25 +567,25 @@ async def test_refresh_overtakes_a_load_of_the_same_tick(guard: Guard, load: Loa
         await gates[number].passage()
         return f"soup {number}"
 
-    call = asyncio.create_task(guard.call(operation, OP, load_nth, (0,), {}))
+    call = asyncio.create_task(guard.call(operation, OP, load_nth, (0,), {}, None))
     refresh = asyncio.create_task(guard.refresh(operation, OP, partial(load_nth, 1)))
     for gate in reversed(gates):
         await gate.arrivals(1)
         gate.open()
         await (refresh if gate is gates[1] else call)
 
-    assert "soup 1" == await guard.call(operation, OP, load, (), {})
+    assert "soup 1" == await guard.call(operation, OP, load, (), {}, None)
 
 
 async def test_refresh_that_fails(guard: Guard, load: Loader) -> None:
     """When a refresh fails, its caller gets the error, and what was cached stays."""
     operation = plain(guard, ttl=60)
-    await guard.call(operation, OP, load, (), {})
+    await guard.call(operation, OP, load, (), {}, None)
 
     with pytest.raises(ZeroDivisionError):
         await guard.refresh(operation, OP, lambda: 1 / 0)  # type: ignore[arg-type, return-value]
 
-    assert "soup 1" == await guard.call(operation, OP, load, (), {})
+    assert "soup 1" == await guard.call(operation, OP, load, (), {}, None)
 
 
 async def test_invalidation_overtakes_a_refresh(guard: Guard, load: Loader) -> None:
@@ -593,7 +600,7 @@ async def test_invalidation_overtakes_a_refresh(guard: Guard, load: Loader) -> N
     load.gate.open()
 
     assert ["soup 1", "soup 2"] == [await early, await late]
-    assert "soup 2" == await guard.call(operation, OP, load, (), {})
+    assert "soup 2" == await guard.call(operation, OP, load, (), {}, None)
 
 
 async def test_caller_joins_a_refresh(guard: Guard, load: Loader) -> None:
@@ -603,7 +610,7 @@ async def test_caller_joins_a_refresh(guard: Guard, load: Loader) -> None:
 
     refresh = asyncio.create_task(guard.refresh(operation, OP, load))
     await load.gate.arrivals(1)
-    call = asyncio.create_task(guard.call(operation, OP, load, (), {}))
+    call = asyncio.create_task(guard.call(operation, OP, load, (), {}, None))
     await asyncio.sleep(0)
     load.gate.open()
 
@@ -668,7 +675,7 @@ async def test_peek_tells_and_changes_nothing(guard: Guard, load: Loader, clock:
     """`peek` returns the fresh entry of this loop's memory, or `None`, and counts as no call."""
     operation = plain(guard, ttl=5, jitter=0)
     before = guard.peek(OP)
-    await guard.call(operation, OP, load, (), {})
+    await guard.call(operation, OP, load, (), {}, None)
     entry = guard.peek(OP)
     clock.advance(5)
 
@@ -681,7 +688,7 @@ async def test_peek_tells_and_changes_nothing(guard: Guard, load: Loader, clock:
 async def test_peek_decodes_isolated_answers(guard: Guard, load: Loader) -> None:
     """Of isolated answers `peek` returns a copy too."""
     operation = plain(guard, ttl=5, isolate=True)
-    await guard.call(operation, OP, load, (), {})
+    await guard.call(operation, OP, load, (), {}, None)
 
     assert "soup 1" == guard.peek(OP).value  # type: ignore[union-attr]
 
@@ -735,7 +742,7 @@ async def test_disabled_refreshes_each_load(guard: Guard, load: Loader) -> None:
     load.gate.open()
 
     assert ["soup 1", "soup 2"] == await asyncio.gather(*calls)
-    assert "soup 2" == await guard.call(operation, OP, load, (), {})
+    assert "soup 2" == await guard.call(operation, OP, load, (), {}, None)
 
 
 async def test_rollout_is_a_stable_fraction() -> None:
@@ -911,14 +918,14 @@ async def test_entering_finds_mistakes(store: FaultStore, clock: ManualClock) ->
 
 
 async def test_dead_store_is_no_reason_not_to_start(guard: Guard, load: Loader, clock: ManualClock) -> None:
-    """A guard whose store does not answer opens all the same, and asks it nothing for a while."""
+    """A guard whose store does not answer opens all the same, and asks it nothing for a while, nor fills it."""
     dead = FaultStore(clock)
     dead.error = OSError("down")
 
     async with Guard(lambda: dead, clock=clock) as lonely:
         answer = await lonely.fetch(OP, load, **BOTH)
 
-    assert ("soup 1", 2) == (answer, lonely.stats().l2_skips)
+    assert ("soup 1", 1) == (answer, lonely.stats().l2_skips)
 
 
 async def test_leaving_waits_for_flights(store: FaultStore, clock: ManualClock, load: Loader) -> None:
@@ -1072,6 +1079,19 @@ async def _after_an_iteration(guard: Guard, load: Loader) -> str:
     return await guard.fetch(OP, load, ttl=60)
 
 
+def test_refresh_reaches_the_other_loops(make_loop: MakeLoop, load: Loader) -> None:
+    """What one loop refreshes the others load anew; what they had under way is not remembered."""
+    guard, here, there = Guard(), make_loop(), make_loop()
+    operation = plain(guard, ttl=60)
+
+    there.run_until_complete(guard.fetch(OP, load, ttl=60))
+    here.run_until_complete(guard.refresh(operation, OP, load))
+    answers = [there.run_until_complete(_after_an_iteration(guard, load))]
+    answers.append(here.run_until_complete(guard.fetch(OP, load, ttl=60)))
+
+    assert ["soup 3", "soup 2"] == answers
+
+
 def test_unconfirmed_invalidation_holds_in_every_loop(make_loop: MakeLoop, load: Loader, clock: ManualClock) -> None:
     """Until a loop's own delete is confirmed, it does not read the store either, whichever loop invalidated."""
     contents: dict[str, tuple[bytes, float]] = {}
@@ -1089,14 +1109,15 @@ def test_unconfirmed_invalidation_holds_in_every_loop(make_loop: MakeLoop, load:
     answers = [here.run_until_complete(guard.fetch(OP, load, l2_ttl=60, returns=str))]
     for store in stores:
         store.error = OSError("down")
-    confirmed = here.run_until_complete(guard.invalidate(OP))
+    with pytest.raises(InvalidationPending):
+        here.run_until_complete(guard.invalidate(OP))
     there.run_until_complete(asyncio.sleep(0))
     stores[1].error = None
     answers.append(there.run_until_complete(guard.fetch(OP, load, l2_ttl=60, returns=str)))
     for loop in (here, there):
         loop.run_until_complete(guard.__aexit__(None, None, None))
 
-    assert (False, ["soup 1", "soup 2"]) == (confirmed, answers)
+    assert ["soup 1", "soup 2"] == answers
 
 
 def test_invalidation_of_a_loop_that_is_being_left(make_loop: MakeLoop, load: Loader, clock: ManualClock) -> None:
@@ -1180,6 +1201,12 @@ async def test_stats_add_up(guard: Guard, load: Loader) -> None:
     assert (6, 1, 2, 3, 3) == (stats.calls, stats.l1_hits, stats.joins, stats.executions, stats.loads)
     assert {"menu-{menu_id}": 5, "fetch": 1} == {name: one.calls for name, one in stats.operations.items()}
     assert stats.calls == stats.l1_hits + stats.joins + stats.executions
+
+
+def test_guard_is_not_pickled() -> None:
+    """A guard is connections and flights, which no other process can have."""
+    with pytest.raises(TypeError, match="a Guard cannot be pickled; make one in each process"):
+        pickle.dumps(Guard())
 
 
 async def test_default_clock_is_monotonic() -> None:

@@ -116,3 +116,146 @@ def test_clear(memory: Memory) -> None:
     memory.clear()
 
     assert 0 == len(memory)
+
+
+# Tags
+
+
+def test_drop_tagged(memory: Memory) -> None:
+    """`drop_tagged` forgets every op that has the tag, whatever other tags it has, and no other op."""
+    memory.put("a", "soup", 5, ("soups", "hot"))
+    memory.put("b", "salad", 5, ("salads",))
+    memory.put("c", "soup", 5, ("soups",))
+
+    memory.drop_tagged("soups")
+    memory.drop_tagged("drinks")
+
+    assert "b" == ops_in(memory)
+
+
+def test_putting_again_replaces_the_tags(memory: Memory) -> None:
+    """What was put anew has the new tags alone."""
+    memory.put("a", "soup", 5, ("soups",))
+    memory.put("a", "salad", 5, ("salads",))
+
+    memory.drop_tagged("soups")
+
+    assert "a" == ops_in(memory)
+    memory.drop_tagged("salads")
+    assert "" == ops_in(memory)
+
+
+def test_no_tags_are_kept_of_what_is_gone(memory: Memory, clock: ManualClock) -> None:
+    """However an entry goes, evicted, dropped, expired or replaced, its tags go with it."""
+    for op in "abcdef":
+        memory.put(op, "soup", 5, ("soups", f"only {op}"))
+    evicted = {*memory._entries._tagged}
+    memory.drop("d")
+    memory.put("e", "soup", 5)
+    dropped = {*memory._entries._tagged}
+    clock.advance(5)
+    memory.get("f")
+
+    assert {"soups", "only d", "only e", "only f"} == evicted
+    assert {"soups", "only f"} == dropped
+    assert ({}, {}) == (memory._entries._tags, memory._entries._tagged)
+
+
+def test_tags_of_everything(memory: Memory) -> None:
+    """`clear` forgets the tags too."""
+    memory.put("a", "soup", 5, ("soups",))
+
+    memory.clear()
+    memory.drop_tagged("soups")
+
+    assert {} == memory._entries._tagged
+
+
+# Trust
+
+
+def test_memory_that_nobody_would_tell_is_trusted_for_ever(memory: Memory, clock: ManualClock) -> None:
+    """Where there is no bus, an entry lives as long as it was given."""
+    memory.put("a", "soup", 1e9)
+    clock.advance(1e9 - 1)
+
+    assert "a" == ops_in(memory)
+
+
+def test_trust_ends(memory: Memory, clock: ManualClock) -> None:
+    """Up to the instant to which it is trusted memory answers; then everything is forgotten, and that is told."""
+    lapses: list[str] = []
+    memory.on_lapse = lambda: lapses.append("lapse")
+    memory.trust(clock() + 3)
+    memory.put("a", "soup", 60)
+    clock.advance(2.999)
+    before = ops_in(memory)
+    clock.advance(0.001)
+    after = ops_in(memory)
+
+    assert ("a", "", ["lapse"], 0) == (before, after, lapses, len(memory))
+
+
+def test_trust_is_prolonged(memory: Memory, clock: ManualClock) -> None:
+    """Who hears something in time goes on believing what it has."""
+    memory.trust(clock() + 3)
+    memory.put("a", "soup", 60)
+    clock.advance(2)
+    memory.trust(clock() + 3)
+    clock.advance(2)
+
+    assert "a" == ops_in(memory)
+
+
+@pytest.mark.parametrize("notice", ["get", "put"])
+def test_after_a_lapse_entries_live_for_a_second(notice: str, memory: Memory, clock: ManualClock) -> None:
+    """Whoever notices that the trust is over: what is put from then on lives for a second at most, and not longer."""
+    memory.trust(clock() + 3)
+    memory.put("a", "soup", 60)
+    clock.advance(3)
+    if notice == "get":
+        memory.get("a")
+    memory.put("b", "soup", 60)
+    memory.put("c", "soup", 0.5)
+    lives = [entry.fresh_until - clock() for op in "bc" if (entry := memory.get(op)) is not None]
+
+    assert [1, 0.5] == lives
+    assert "bc" == ops_in(memory)
+
+
+def test_silence_that_nobody_noticed(memory: Memory, clock: ManualClock) -> None:
+    """A word that comes too late does not bring back what should have been forgotten."""
+    lapses: list[str] = []
+    memory.on_lapse = lambda: lapses.append("lapse")
+    memory.trust(clock() + 3)
+    memory.put("a", "soup", 60)
+    clock.advance(3)
+    memory.trust(clock() + 3)
+    memory.put("b", "soup", 60)
+    clock.advance(2)
+
+    assert ("b", ["lapse"]) == (ops_in(memory), lapses)
+
+
+def test_distrust(memory: Memory, clock: ManualClock) -> None:
+    """Without a bus everything is forgotten, and what comes in lives for a second, until there is trust again."""
+    memory.put("a", "soup", 60)
+    memory.distrust()
+    before = ops_in(memory)
+    memory.put("b", "soup", 60)
+    clock.advance(0.999)
+    within = ops_in(memory)
+    clock.advance(0.001)
+    after = ops_in(memory)
+    memory.trust(clock() + 3)
+    memory.put("c", "soup", 60)
+    clock.advance(2)
+
+    assert ("", "b", "", "c") == (before, within, after, ops_in(memory))
+
+
+def test_contains(memory: Memory) -> None:
+    """Whether something is held can be asked without using it."""
+    memory.put("a", "soup", 5)
+
+    assert [True, False] == ["a" in memory, "b" in memory]

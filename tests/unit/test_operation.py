@@ -262,3 +262,44 @@ def test_context_is_inherited_on_demand() -> None:
 def test_repr() -> None:
     """An operation tells its name."""
     assert "<Operation menus>" == repr(operation())
+
+
+# ── What the store is told of a load ─────────────────────────────────────────────────────────────
+
+
+def test_no_versions() -> None:
+    """Values of an operation without `version=` have none."""
+    assert operation(int).version_of(7) is None
+
+
+def test_version_of_a_value() -> None:
+    """`version=` tells the version of each value."""
+    assert 7 == operation(Menu, version=lambda menu: menu.number).version_of(Menu(7))
+
+
+@pytest.mark.parametrize("version", [-1, 1.5, None, "7"])
+def test_version_that_is_none(version: object) -> None:
+    """A `version=` function that returns no version is an error that names the operation and what it returned."""
+    with pytest.raises(ConfigurationError, match=r"^menus: its version= function returned version=.*: give a whole"):
+        operation(Menu, version=lambda _: version).version_of(Menu(7))
+
+
+@pytest.mark.parametrize(
+    ("length", "loads"),
+    [(2, []), (2, [0.1]), (3, [5]), (10, [5] * 50), (10, [1_000]), (2, [1_000] + [0] * 50)],
+    ids=["none yet", "short", "one long", "long", "very long", "short by now"],
+)
+def test_lease_length(length: float, loads: list[float]) -> None:
+    """A lease lasts for three times what loads take on average, the later ones counting more: from 2 s to 10 s."""
+    subject = operation(int)
+
+    for duration in loads:
+        subject.note_load(duration)
+
+    assert pytest.approx(length) == subject.lease_length
+
+
+@pytest.mark.parametrize("has_tags", [True, False])
+def test_has_tags(has_tags: bool) -> None:  # noqa: FBT001
+    """An operation knows whether its answers have tags."""
+    assert has_tags == Operation("menus", Policy(), Counters(), has_tags=has_tags).has_tags

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from stampede_guard import ConfigurationError
-from stampede_guard._policy import Options, Policy, choice, count, flag, fraction, seconds
+from stampede_guard._policy import Options, Policy, choice, count, flag, fraction, seconds, version_number
 
 
 @pytest.mark.parametrize(("expected", "value"), [(5.0, 5), (0.5, 0.5), (90.0, timedelta(minutes=1.5))])
@@ -120,6 +120,9 @@ def test_no_duration(name: str) -> None:
         ({"on_abandon": None}, "on_abandon=None"),
         ({"isolate": "no"}, "isolate='no'"),
         ({"inherit_context": 1}, "inherit_context=1"),
+        ({"lease": 0}, "lease=0"),
+        ({"version": 7}, "version=7"),
+        ({"max_loads": 0}, "max_loads=0"),
     ],
 )
 def test_options_are_validated(options: dict[str, Any], message: str) -> None:
@@ -154,3 +157,23 @@ def test_policy_is_frozen() -> None:
         policy.ttl = 0  # type: ignore[misc]
     with pytest.raises(ConfigurationError, match="ttl=0"):
         replace(policy, ttl=0)
+
+
+def test_defaults_of_what_processes_share() -> None:
+    """By default another process's load is waited for, values have no versions, and loads no limit."""
+    policy = Policy()
+
+    assert (True, None, None) == (policy.lease, policy.version, policy.max_loads)
+
+
+@pytest.mark.parametrize("version", [0, 1, 2**53 - 1])
+def test_version_number(version: int) -> None:
+    """A version is a whole number that a script can compare without loss."""
+    assert version == version_number(version)
+
+
+@pytest.mark.parametrize("version", [-1, 2**53, 1.0, True, "1", None])
+def test_wrong_versions(version: object) -> None:
+    """Anything else is refused, with the rule."""
+    with pytest.raises(ConfigurationError, match=r"^version=.*: give a whole number from 0 to 2\*\*53 - 1$"):
+        version_number(version)

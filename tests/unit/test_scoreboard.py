@@ -1,6 +1,7 @@
 import asyncio
 import gc
 import logging
+import threading
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from datetime import timedelta
@@ -19,6 +20,8 @@ from stampede_guard import (
     WaitTimeout,
     WrongLoop,
 )
+from stampede_guard._scoreboard import Flight
+from stampede_guard._stats import Counters
 from stampede_guard.testing import Gate
 
 Pause = Callable[[], Awaitable[None]]
@@ -736,3 +739,123 @@ async def test_a_failure_makes_no_reference_cycle() -> None:
         gc.enable()
 
     assert gone
+
+
+# Flights that may not queue for a slot, because a load that holds one waits for them
+
+
+async def test_without_limits_nothing_is_urgent() -> None:
+    """Loads within loads, joined or launched, change nothing while nobody holds a slot."""
+    board, urgent = Scoreboard(), []
+
+    async def load(op: str, *parts: str) -> None:
+        await asyncio.gather(*(board.debounce(part, partial(load, part)) for part in parts))
+        flight = board.current(op)
+        urgent.append(flight is not None and flight.is_urgent)
+
+    await asyncio.gather(board.debounce("a", partial(load, "a", "b", "c")), board.debounce("c", partial(load, "c")))
+
+    assert [False] * 3 == urgent
+
+
+async def test_urgency_reaches_all_that_is_waited_for(pause: Pause) -> None:
+    """Through every way, each flight once, and whoever queues is let out; a flight beside them is left alone."""
+    board, gate = Scoreboard(), Gate()
+
+    async def load(*parts: str) -> None:
+        await asyncio.gather(*(board.debounce(part, gated(gate)) for part in parts))
+
+    calls = [asyncio.create_task(board.debounce(op, partial(load, "end"))) for op in ("left", "right")]
+    await pause()
+    calls.append(asyncio.create_task(board.debounce("start", partial(load, "left", "right"))))
+    calls.append(asyncio.create_task(board.debounce("beside", partial(load, "other end"))))
+    await pause()
+    flights = {flight.op: flight for flight in board._up}
+    place = flights["end"].place = asyncio.get_running_loop().create_future()
+    flights["start"].urge()
+    urgent = sorted(op for op, flight in flights.items() if flight.is_urgent)
+    flights["start"].urge()
+    gate.open()
+    await asyncio.gather(*calls)
+
+    assert ["end", "left", "right", "start"] == urgent
+    assert place.result() is False
+
+
+async def test_urgency_reaches_what_is_waited_for_later() -> None:
+    """What an urgent load launches or joins is urgent from then on, until its task has ended."""
+    board, gate, flights = Scoreboard(), Gate(), []
+
+    def note(op: str) -> None:
+        flight = board.current(op)
+        assert flight is not None
+        flights.append((op, flight, flight.is_urgent))
+
+    async def load_part(op: str) -> None:
+        await gate.passage()
+        note(op)
+
+    async def load() -> None:
+        flight = board.current(OP)
+        assert flight is not None
+        flight.urge()
+        parts = [asyncio.create_task(board.debounce(op, partial(load_part, op))) for op in ("joined", "launched")]
+        await gate.arrivals(2)
+        note(OP)
+        gate.open()
+        await asyncio.gather(*parts)
+
+    joined = asyncio.create_task(board.debounce("joined", partial(load_part, "joined")))
+    await gate.arrivals(1)
+    await asyncio.gather(joined, board.debounce(OP, load))
+    await asyncio.sleep(0)
+
+    assert {(OP, True), ("joined", True), ("launched", True)} == {(op, urgent) for op, _, urgent in flights}
+    assert not any(flight.is_urgent for _, flight, _ in flights)
+
+
+async def test_urgency_stays_in_its_event_loop() -> None:
+    """A flight of another loop, which a load waits for from a thread, is not touched from this one."""
+    board, theirs = Scoreboard(), Scoreboard()
+    begun, end, urgent = threading.Event(), threading.Event(), []
+
+    async def load_there() -> None:
+        begun.set()
+        await asyncio.to_thread(end.wait)
+        flight = theirs.current("there")
+        urgent.append(flight is not None and flight.is_urgent)
+
+    async def load() -> None:
+        await asyncio.to_thread(lambda: asyncio.run(theirs.debounce("there", load_there)))
+
+    call = asyncio.create_task(board.debounce(OP, load))
+    await asyncio.to_thread(begun.wait)
+    flight = board.current(OP)
+    assert flight is not None
+    flight.urge()
+    here = (len(flight.awaits), flight.is_urgent)
+    end.set()
+    await call
+
+    assert ((1, True), [False]) == (here, urgent)
+
+
+async def test_forget_tagged() -> None:
+    """What has the tag is joined no more; whoever waits for it is answered, and its landing disturbs no newer one."""
+    board, gate = Scoreboard(), Gate()
+
+    def launch(op: str, *tags: str) -> Flight[Any]:
+        return board.launch(op, lambda _: gate.passage(), Counters(), "finish", tags=tags)
+
+    flights = [launch("a", "soups", "hot"), launch("b", "hot"), launch("c")]
+    board.forget_tagged("soups")
+    board.forget_tagged("drinks")
+    current = [board.current(op) for op in "abc"]
+    newer = launch("a")
+    gate.open()
+    for flight in flights:
+        await flight.wait()
+
+    assert [None, *flights[1:]] == current
+    assert await newer.wait() is None
+    assert {} == board._flights

@@ -6,17 +6,28 @@ from weakref import ref
 
 import pytest
 
+from stampede_guard._epochs import Epochs
+from stampede_guard._limiter import Limits
 from stampede_guard._memory import Memory
+from stampede_guard._scoreboard import Flight
 from stampede_guard._site import Site, Sites
+from stampede_guard._stats import Counters
+from stampede_guard.stores import Touched
 from stampede_guard.stores._tier import Tier
 from stampede_guard.testing import FaultStore, Gate, ManualClock
 
 MakeLoop = Callable[[], asyncio.AbstractEventLoop]
 
 
+@pytest.fixture
+def tier() -> Tier:
+    """Return a tier over an empty store."""
+    return Tier(FaultStore(clock := ManualClock()), "menus", 1_000, clock)
+
+
 def site_of(loop: asyncio.AbstractEventLoop, tier: Tier | None = None) -> Site:
     """Return a site for *loop*."""
-    return Site(loop, Memory(10, ManualClock()), tier)
+    return Site(loop, Memory(10, ManualClock()), tier, Epochs(), Limits())
 
 
 def opened(sites: Sites, loop: asyncio.AbstractEventLoop) -> Site:
@@ -169,19 +180,104 @@ async def test_forget() -> None:
     assert ((2, 2), (0, 0)) == (one, everything)
 
 
-async def test_delete_without_a_tier() -> None:
-    """Where there is no store there is nothing to delete."""
-    assert site_of(asyncio.get_running_loop()).delete("a") is None
+async def test_invalidation_without_a_tier(tier: Tier) -> None:
+    """Where there is no store there is nobody to tell."""
+    assert site_of(asyncio.get_running_loop()).send(tier.invalidation("a")) is None
 
 
-async def test_delete_goes_on_in_a_flight_of_its_own() -> None:
-    """The flight of a delete joins nobody's, and ends with the store's confirmation."""
-    clock = ManualClock()
-    store = FaultStore(clock)
-    site = site_of(asyncio.get_running_loop(), Tier(store, "menus", 1_000, clock))
+async def test_invalidation_goes_on_in_a_flight_of_its_own(tier: Tier) -> None:
+    """The flight of an invalidation joins nobody's, and ends with the store's confirmation."""
+    site = site_of(asyncio.get_running_loop(), tier)
+    announced = tier.invalidation("a")
+    tier.announce(announced)
 
-    flight = site.delete("a")
+    flight = site.send(announced)
 
     assert flight is not None
     assert {} == site.board._flights
     assert await flight.wait()
+
+
+# What is heard of other processes
+
+
+class Menu:
+    """A site with two ops in memory and on their way, of which the first has a tag."""
+
+    def __init__(self) -> None:
+        self.epochs = Epochs()
+        self.memory = Memory(10, clock := ManualClock())
+        self.clock = clock
+        self.site = Site(asyncio.get_running_loop(), self.memory, None, self.epochs, Limits())
+        self.gate = Gate()
+        self.flights = [self._launch("a", ("soups",)), self._launch("b", ())]
+        self.before = self.taken()
+
+    def _launch(self, op: str, tags: tuple[str, ...]) -> Flight[None]:
+        self.memory.put(op, "soup", 60, tags)
+        return self.site.board.launch(op, lambda _: self.gate.passage(), Counters(), "finish", tags=tags)
+
+    def taken(self) -> list[tuple[int, ...]]:
+        """Return the epochs as their flights take them."""
+        return [self.epochs.of("a", ("soups",)), self.epochs.of("b")]
+
+    async def left(self) -> tuple[str, str, list[bool]]:
+        """Return which ops are remembered, which have a flight to join, and which of the flights may store."""
+        may_store = [now == before for now, before in zip(self.taken(), self.before, strict=True)]
+        remembered = "".join(op for op in "ab" if self.memory.get(op) is not None)
+        joinable = "".join(self.site.board._flights)
+        self.gate.open()
+        for flight in self.flights:
+            await flight.wait()
+        return remembered, joinable, may_store
+
+
+async def test_forget_tagged() -> None:
+    """`forget_tagged` drops what has the tag from memory and board."""
+    menu = Menu()
+
+    menu.site.forget_tagged("soups")
+
+    assert ("b", "b", [True, True]) == await menu.left()
+
+
+@pytest.mark.parametrize(
+    ("hear", "left"),
+    [
+        (lambda site: site.hear_invalidated("b"), ("a", "a", [True, False])),
+        (lambda site: site.hear_invalidated("c"), ("ab", "ab", [True, True])),
+        (lambda site: site.hear_tag_invalidated("soups"), ("b", "b", [False, True])),
+        (lambda site: site.hear_tag_invalidated("salads"), ("ab", "ab", [True, True])),
+        (lambda site: site.hear_cleared(), ("", "", [False, False])),
+        (lambda site: site.hear_sound(1_003.0), ("ab", "ab", [True, True])),
+        (lambda site: site.hear_nothing(), ("", "ab", [False, False])),
+    ],
+    ids=["op", "unknown op", "tag", "unknown tag", "everything", "a sound", "nothing"],
+)
+async def test_what_is_heard(hear: Callable[[Site], None], left: tuple[str, str, list[bool]]) -> None:
+    """What was invalidated elsewhere is dropped here, joined no more, and what loads it may not be remembered."""
+    menu = Menu()
+
+    hear(menu.site)
+
+    assert left == await menu.left()
+
+
+async def test_what_the_server_saw_is_nothing_without_tracking() -> None:
+    """A site that tracks nothing does not mind which keys changed."""
+    menu = Menu()
+
+    menu.site.hear_touched(Touched(None))
+
+    assert ("ab", "ab", [True, True]) == await menu.left()
+
+
+async def test_silence_that_nobody_noticed() -> None:
+    """When memory finds that the bus has been silent for too long, loads under way may not be remembered either."""
+    menu = Menu()
+    menu.site.hear_sound(1_003.0)
+
+    menu.clock.advance(3)
+    menu.memory.get("a")
+
+    assert ("", "ab", [False, False]) == await menu.left()

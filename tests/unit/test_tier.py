@@ -2,13 +2,20 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from hashlib import blake2b
+from typing import Any
 
 import pytest
+from leasing import LeasingDouble, Server
 
+from stampede_guard._breaker import Breaker
 from stampede_guard._codec import seal
+from stampede_guard._messages import Message
 from stampede_guard._stats import Counters
 from stampede_guard.stores import Refused, Stored
+from stampede_guard.stores import _asking as asking_module
+from stampede_guard.stores import _pending as pending_module
 from stampede_guard.stores import _tier as tier_module
+from stampede_guard.stores._lease import Found, Lease
 from stampede_guard.stores._tier import Tier, key_of
 from stampede_guard.testing import FaultStore, Gate, ManualClock
 
@@ -16,6 +23,7 @@ Pause = Callable[[], Awaitable[None]]
 Said = Callable[[], list[str]]
 
 OP = "menu-7"
+FILL = "f" * 22  # the token of the flight that stored it
 
 
 class NotedStore(FaultStore):
@@ -48,15 +56,27 @@ class Rig:
         self.tier = Tier(self.store, "menus", 100, self.clock)
         self.counters = Counters()
 
-    async def read(self, op: str = OP) -> bytes | None:
-        found = await self.tier.read(op, 60, self.counters)
-        return None if found is None else found.envelope
+    def lease(self, op: str = OP) -> Lease:
+        return self.tier.lease(op, (), 2, 60, self.counters)
 
-    async def fill(self, payload: bytes = b"soup", op: str = OP, *, holds: bool = True) -> None:
-        await self.tier.fill(op, payload, 60, lambda: holds, self.counters)
+    async def read(self, op: str = OP) -> bytes | None:
+        found = await self.lease(op).ask(lambda payload: (payload,))
+        return found.payload if isinstance(found, Found) else None
+
+    async def fill(self, payload: bytes = b"soup", op: str = OP, *, holds: bool = True) -> bool:
+        lease = self.lease(op)
+        await lease.seize()
+        return await lease.fill(payload, 60, None, lambda: holds)
 
     async def delete(self, op: str = OP) -> bool:
-        return await self.tier.delete(op, self.counters)
+        invalidation = self.tier.invalidation(op)
+        self.tier.announce(invalidation)
+        return await self.tier.invalidate(invalidation, self.counters)
+
+    @property
+    def breaker(self) -> Breaker:
+        """The breaker of the store's one node."""
+        return self.tier.asking.breaker("FaultStore")
 
     @property
     def counted(self) -> dict[str, int]:
@@ -92,24 +112,32 @@ async def test_what_was_filled_is_read(rig: Rig) -> None:
     await rig.fill()
     rig.clock.advance(20)
 
-    assert Stored(b"soup", 40) == await rig.tier.read(OP, 60, rig.counters)
+    assert Found("SOUP", b"soup", 40) == await rig.lease().ask(lambda payload: (payload.decode().upper(),))
     assert {} == rig.counted
 
 
-async def test_what_was_not_filled_is_a_miss(rig: Rig) -> None:
-    """Nothing there is counted as such."""
-    assert await rig.read() is None
-    assert {"l2_misses": 1} == rig.counted
+async def test_what_was_not_filled_is_to_be_loaded(rig: Rig) -> None:
+    """Where nothing is stored, whoever asks may load; over a plain store several may."""
+    assert ["own", "own"] == [await rig.lease().ask(lambda payload: (payload,)) for _ in range(2)]
+    assert {} == rig.counted
+
+
+async def test_value_that_does_not_decode(rig: Rig) -> None:
+    """A payload that is no value is to be loaded anew; it is not read a second time."""
+    await rig.fill()
+
+    assert "own" == await rig.lease().ask(lambda _: None)
+    assert ["write", "read"] == rig.store.asked
 
 
 @pytest.mark.parametrize(
     "envelope",
-    [b"", b"x", b"garbage" * 10, seal("menus:menu-8", b"soup"), seal("menus:menu-7", b"soup")[:-1]],
+    [b"", b"x", b"garbage" * 10, seal("menus:menu-8", b"soup", FILL), seal("menus:menu-7", b"soup", FILL)[:-1]],
     ids=["empty", "short", "garbage", "another op's", "cut off"],
 )
 async def test_foreign_bytes_are_a_miss(envelope: bytes, rig: Rig) -> None:
     """Whatever a store makes up, it is counted, and never an answer."""
-    rig.store.contents[key_of("menus", OP)] = envelope, rig.clock() + 60
+    rig.store.contents[f"{key_of('menus', OP)}:v"] = envelope, rig.clock() + 60
 
     assert await rig.read() is None
     assert {"l2_undecodable": 1} == rig.counted
@@ -118,7 +146,7 @@ async def test_foreign_bytes_are_a_miss(envelope: bytes, rig: Rig) -> None:
 async def test_payload_that_is_too_large_is_not_read(rig: Rig) -> None:
     """What a more generous process stored is read up to `max_bytes`."""
     for op, size in (("a", 100), ("b", 101)):
-        rig.store.contents[key_of("menus", op)] = seal(f"menus:{op}", b"x" * size), rig.clock() + 60
+        rig.store.contents[f"{key_of('menus', op)}:v"] = seal(f"menus:{op}", b"x" * size, FILL), rig.clock() + 60
 
     assert (b"x" * 100, None) == (await rig.read("a"), await rig.read("b"))
     assert {"l2_undecodable": 1} == rig.counted
@@ -136,18 +164,17 @@ async def test_payload_that_is_too_large_is_not_stored(rig: Rig, said: Said) -> 
 
 async def test_fill_that_no_longer_holds(rig: Rig) -> None:
     """What was overtaken by the time it is its turn is not written."""
-    await rig.fill(holds=False)
-
+    assert not await rig.fill(holds=False)
     assert [] == rig.store.asked
 
 
 @pytest.mark.parametrize(
     ("op", "key"),
     [
-        ("menu-7", "sg1:{menus:menu-7}:v"),
-        ("a" * 200, f"sg1:{{menus:{'a' * 200}}}:v"),
-        ("a" * 201, f"sg1:{{menus:{'a' * 64}~{blake2b(b'a' * 201, digest_size=20).hexdigest()}}}:v"),
-        ("a b{c}", "sg1:{menus:a_b_c_~c42c7b622a6ce9d33d78ae2a14fdf441bf1b127a}:v"),
+        ("menu-7", "sg1:{menus:menu-7}"),
+        ("a" * 200, f"sg1:{{menus:{'a' * 200}}}"),
+        ("a" * 201, f"sg1:{{menus:{'a' * 64}~{blake2b(b'a' * 201, digest_size=20).hexdigest()}}}"),
+        ("a b{c}", "sg1:{menus:a_b_c_~c42c7b622a6ce9d33d78ae2a14fdf441bf1b127a}"),
     ],
 )
 def test_keys_are_readable(op: str, key: str) -> None:
@@ -160,7 +187,7 @@ def test_keys_are_never_too_long() -> None:
     namespace = "n" * 100
 
     assert [True, False] == ["a" * size in key_of(namespace, "a" * size) for size in (140, 141)]
-    assert 250 >= max(len(key_of(namespace, "a" * size)) for size in range(1, 300))
+    assert 250 >= max(len(f"{key_of(namespace, 'a' * size)}:v") for size in range(1, 300))
 
 
 def test_keys_differ() -> None:
@@ -178,9 +205,9 @@ async def test_store_that_fails(error: Exception, rig: Rig, said: Said) -> None:
     """Whatever a driver raises is a miss, an unfilled answer, an unconfirmed delete; the third opens the breaker."""
     rig.store.error = error
 
-    outcomes = [await rig.read(), await rig.fill(), await rig.delete()]  # type: ignore[func-returns-value]
+    outcomes = [await rig.read(), await rig.fill(), await rig.delete()]
 
-    assert [None, None, False] == outcomes
+    assert [None, True, False] == outcomes
     assert {"l2_errors": 3} == rig.counted
     name = type(error).__name__
     assert [f"FaultStore does not answer ({name}); going on without it, probing again and again"] == said()
@@ -199,7 +226,7 @@ async def test_open_breaker_spares_the_store(rig: Rig) -> None:
     await rig.fill()
 
     assert ["read"] * 4 + ["write"] == rig.store.asked
-    assert {"l2_errors": 3, "l2_skips": 2, "l2_misses": 1} == rig.counted
+    assert {"l2_errors": 3, "l2_skips": 2} == rig.counted
 
 
 async def test_one_probe_at_a_time(rig: Rig, pause: Pause) -> None:
@@ -216,7 +243,7 @@ async def test_one_probe_at_a_time(rig: Rig, pause: Pause) -> None:
     await probe
 
     assert ([None] * 5, 4) == (others, len(rig.store.asked))
-    assert "closed" == rig.tier.breaker.state
+    assert "closed" == rig.breaker.state
 
 
 async def test_cancelled_probe(rig: Rig) -> None:
@@ -235,7 +262,7 @@ async def test_cancelled_probe(rig: Rig) -> None:
     rig.clock.advance(0.2)
     await rig.read()
 
-    assert "closed" == rig.tier.breaker.state
+    assert "closed" == rig.breaker.state
 
 
 async def test_refusals_are_answers(rig: Rig, said: Said) -> None:
@@ -246,7 +273,7 @@ async def test_refusals_are_answers(rig: Rig, said: Said) -> None:
         await rig.fill()
 
     assert {"l2_errors": 5} == rig.counted
-    assert ("closed", 5) == (rig.tier.breaker.state, len(rig.store.asked))
+    assert ("closed", 5) == (rig.breaker.state, len(rig.store.asked))
     assert ["FaultStore refuses to write: OOM"] == said()
 
 
@@ -297,7 +324,7 @@ async def test_operations_queue_for_the_store(narrow: Rig, pause: Pause) -> None
 
 async def test_queue_that_is_too_long(narrow: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who waits too long for a turn goes without the store; that says nothing about its node."""
-    monkeypatch.setattr(tier_module, "_QUEUE", 0.001)
+    monkeypatch.setattr(asking_module, "_QUEUE", 0.001)
     gate = narrow.store.gate = Gate()
     first = asyncio.create_task(narrow.read("a"))
     await gate.arrivals(1)
@@ -306,8 +333,8 @@ async def test_queue_that_is_too_long(narrow: Rig, monkeypatch: pytest.MonkeyPat
     await first
 
     assert (None, False) == outcomes
-    assert {"l2_misses": 1, "l2_skips": 2} == narrow.counted
-    assert "closed" == narrow.tier.breaker.state
+    assert {"l2_skips": 2} == narrow.counted
+    assert "closed" == narrow.breaker.state
 
 
 async def test_queue_for_a_store_that_turns_out_dead(narrow: Rig) -> None:
@@ -332,7 +359,7 @@ async def test_cancelled_in_the_queue(narrow: Rig, pause: Pause) -> None:
     gate.open()
 
     assert await calls[2] is None
-    assert {"l2_misses": 1} == narrow.counted
+    assert ({}, ["read", "read"]) == (narrow.counted, narrow.store.asked)
 
 
 async def test_store_that_does_not_open(rig: Rig, said: Said) -> None:
@@ -349,7 +376,7 @@ async def test_store_that_opens(rig: Rig, said: Said) -> None:
     """A store that answers at the start is nothing to talk of."""
     await rig.tier.open()
 
-    assert ("closed", []) == (rig.tier.breaker.state, said())
+    assert ("closed", []) == (rig.breaker.state, said())
 
 
 async def test_store_that_does_not_close(rig: Rig, said: Said, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -359,7 +386,7 @@ async def test_store_that_does_not_close(rig: Rig, said: Said, monkeypatch: pyte
     async def fail() -> None:
         raise OSError("redis://user:password@host is gone")
 
-    monkeypatch.setattr(rig.store, "aclose", fail)
+    monkeypatch.setattr(rig.tier.store, "aclose", fail)
     await rig.tier.aclose()
 
     assert ["FaultStore did not close cleanly (OSError)"] == said()
@@ -402,7 +429,7 @@ async def test_order_is_kept_for_no_longer_than_needed(rig: Rig) -> None:
         await rig.fill(op=f"menu-{number}")
         await rig.delete(f"menu-{number}")
 
-    assert (0, 0) == (len(rig.tier._writes), len(rig.tier._suspects))
+    assert (0, 0) == (len(rig.tier._writes), len(rig.tier.pending.all()))
 
 
 async def test_reader_of_an_op_that_is_being_invalidated(rig: Rig) -> None:
@@ -481,9 +508,9 @@ async def test_unconfirmed_op_is_neither_read_nor_filled(rig: Rig) -> None:
     rig.store.error = Refused("READONLY")
     confirmed = await rig.delete()
     rig.store.asked.clear()
-    outcomes = [await rig.read(), await rig.fill(b"new")]  # type: ignore[func-returns-value]
+    outcomes = [await rig.read(), await rig.fill(b"new")]
 
-    assert (False, [None, None]) == (confirmed, outcomes)
+    assert (False, [None, True]) == (confirmed, outcomes)
     assert ["delete", "delete"] == rig.store.asked
 
 
@@ -495,20 +522,18 @@ async def test_pending_delete_comes_first(is_read: bool, rig: Rig) -> None:  # n
     await rig.delete()
     rig.store.error = None
     rig.store.asked.clear()
-    found = await rig.read() if is_read else await rig.fill(b"new")  # type: ignore[func-returns-value]
-
-    assert found is None
+    assert await (rig.read() if is_read else rig.fill(b"new")) is (None if is_read else True)
     assert ["delete", "read" if is_read else "write"] == rig.store.asked
     assert (b"new" if not is_read else None) == await rig.read()
 
 
 async def test_delete_is_tried_with_an_open_breaker(rig: Rig) -> None:
     """An invalidation is sent though the store seems dead, for the sake of the other processes; it may close it."""
-    rig.tier.breaker.trip("OSError")
+    rig.breaker.trip("OSError")
 
     assert await rig.delete()
     assert ["delete"] == rig.store.asked
-    assert "closed" == rig.tier.breaker.state
+    assert "closed" == rig.breaker.state
 
 
 async def test_pending_delete_is_not_sent_to_a_dead_store(rig: Rig) -> None:
@@ -526,8 +551,8 @@ async def test_pending_delete_is_not_sent_to_a_dead_store(rig: Rig) -> None:
 
 
 async def test_too_many_unconfirmed_ops(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """When there is no room to remember another, nothing is read until all that was stored before has expired."""
-    monkeypatch.setattr(tier_module, "_SUSPECTS", 2)
+    """When there is no room to remember another, nothing is read or stored until all that was there has expired."""
+    monkeypatch.setattr(pending_module, "_LIMIT", 2)
     for op in "abcd":
         await rig.fill(op=op)
     rig.store.error = Refused("READONLY")
@@ -539,8 +564,8 @@ async def test_too_many_unconfirmed_ops(rig: Rig, monkeypatch: pytest.MonkeyPatc
     await rig.fill(b"new", "d")
     rig.clock.advance(59)
     blind.append(await rig.read("d"))
-    await rig.fill(b"new", "d")
     rig.clock.advance(1)
+    await rig.fill(b"new", "d")
 
     assert ([None] * 5, 4) == (blind, skips)
     assert (None, b"new") == (await rig.read("a"), await rig.read("d"))
@@ -559,3 +584,178 @@ async def test_cancelled_delete_is_still_pending(rig: Rig) -> None:
 
     assert await rig.read() is None
     assert {} == rig.store.contents
+
+
+# What no store answered
+
+
+@pytest.mark.parametrize("verb", ["seize", "let go"])
+async def test_what_is_not_asked_is_no_answer(verb: str, rig: Rig, pause: Pause) -> None:
+    """A plain store that fails is found out, though rights that nobody gives are taken and given back in between."""
+    rig.store.error = OSError("down")
+
+    for _ in range(3):
+        lease = rig.lease()
+        await lease.seize()
+        assert await lease.fill(b"soup", 60, None, lambda: True)
+        if verb == "let go":
+            lease.let_go()
+            await pause()
+
+    assert "open" == rig.breaker.state
+
+
+# A store with leases, tags and a bus
+
+
+class Fleet:
+    """One process of a fleet."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        self.server = Server(self.clock)
+        self.store = LeasingDouble(self.server)
+        self.tier = Tier(self.store, "menus", 100, self.clock, "h" * 22)
+        self.counters = Counters()
+
+    async def invalidate(self, *ops: str) -> list[bool]:
+        """Return which were confirmed, of invalidations that were announced together."""
+        invalidations = [self.tier.invalidation(op) for op in ops]
+        for invalidation in invalidations:
+            self.tier.announce(invalidation)
+        return [await self.tier.invalidate(invalidation, self.counters) for invalidation in invalidations]
+
+
+@pytest.fixture
+def fleet() -> Fleet:
+    """Return a process over a store with leases."""
+    return Fleet()
+
+
+def test_channel_is_the_namespaces(fleet: Fleet) -> None:
+    """Guards of one namespace share a bus, and what their store can do is theirs."""
+    assert "sg1:menus:bus" == fleet.store.channel
+    assert fleet.store.capabilities == fleet.tier.capabilities
+
+
+@pytest.mark.parametrize(
+    ("tag", "key"),
+    [("soups", "sg1:{menus:soups}:t"), ("", "sg1:{menus:}:t"), ("a b", "sg1:{menus:a_b~")],
+)
+def test_keys_of_tags(tag: str, key: str, fleet: Fleet) -> None:
+    """A tag's mark has a key like an op's; the empty tag is everybody's."""
+    assert fleet.tier.tag_key(tag).startswith(key)
+
+
+async def test_too_many_to_remember_are_everything(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When too many wait to be confirmed, everything is invalidated instead; each is confirmed when that is."""
+    monkeypatch.setattr(pending_module, "_LIMIT", 2)
+
+    confirmed = await fleet.invalidate("a", "b", "c")
+
+    assert ([True] * 3, []) == (confirmed, fleet.tier.pending.all())
+    assert ["invalidate tag"] == fleet.store.asked
+
+
+async def test_too_many_to_remember_are_not_confirmed_by_nobody(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the invalidation that took their place is not confirmed, none of them is."""
+    monkeypatch.setattr(pending_module, "_LIMIT", 2)
+    fleet.store.error = OSError("down")
+
+    assert [False] * 3 == await fleet.invalidate("a", "b", "c")
+    assert 1 == len(fleet.tier.pending.all())
+
+
+async def test_settling_all(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is not confirmed is tried again, some side by side; when one fails, the rest has to wait."""
+    monkeypatch.setattr(tier_module, "_AT_ONCE", 2)
+    fleet.store.error = OSError("down")
+    await fleet.invalidate(*"abcde")
+    fleet.store.asked.clear()
+    await fleet.tier.settle_all(fleet.counters)
+    while_down = len(fleet.store.asked)
+    fleet.store.error = None
+    await fleet.tier.settle_all(fleet.counters)
+
+    assert (2, 2 + 5) == (while_down, len(fleet.store.asked))
+    assert [] == fleet.tier.pending.all()
+
+
+async def test_another_server_may_have_lost_what_was_confirmed(fleet: Fleet) -> None:
+    """After a change of servers, what was confirmed lately is said again, once."""
+    await fleet.invalidate("a", "b")
+    await fleet.tier.settle_all(fleet.counters)
+    before = len(fleet.store.asked)
+    fleet.store.generation += 1
+    for _ in range(2):
+        await fleet.tier.settle_all(fleet.counters)
+
+    assert (2, 4) == (before, len(fleet.store.asked))
+
+
+async def test_publishing(fleet: Fleet) -> None:
+    """A word is said even when the breaker is open, and whether it was is told."""
+    fleet.tier.asking.breaker("Leasing").trip("OSError")
+    said = [await fleet.tier.publish(Message("h", "h" * 22, ""), fleet.counters)]
+    fleet.store.error = OSError("down")
+    said.append(await fleet.tier.publish(Message("h", "h" * 22, ""), fleet.counters))
+
+    assert ([True, False], [b"h" * 23]) == (said, fleet.server.published)
+
+
+async def test_who_stored_it(fleet: Fleet) -> None:
+    """The token of what is stored is told, or nothing if there is no answer."""
+    lease = fleet.tier.lease(OP, (), 2, 60, fleet.counters)
+    await lease.ask(lambda payload: (payload,))
+    await lease.fill(b"soup", 60, None, lambda: True)
+    key = f"{fleet.tier.key(OP)}:v"
+    found = await fleet.tier.stored_by(key, fleet.counters), await fleet.tier.stored_by("nothing", fleet.counters)
+    fleet.store.error = OSError("down")
+
+    assert (lease.stored_by, b"") == found
+    assert await fleet.tier.stored_by(key, fleet.counters) is None
+
+
+async def test_each_node_has_a_breaker(fleet: Fleet) -> None:
+    """A dead node does not keep others from being asked."""
+    fleet.tier.asking.breaker("tags' node").trip("OSError")
+    lease = fleet.tier.lease(OP, (), 2, 60, fleet.counters)
+
+    assert "own" == await lease.ask(lambda payload: (payload,))
+    assert ["open", "closed"] == [fleet.tier.asking.breaker(node).state for node in ("tags' node", "Leasing")]
+
+
+async def test_upkeep_that_is_over_at_once(fleet: Fleet) -> None:
+    """What ended as its task was created, as eager tasks do, is not waited for."""
+    loop = asyncio.get_running_loop()
+    factory = loop.get_task_factory()
+
+    def at_once(loop: asyncio.AbstractEventLoop, upkeep: Any, **_: object) -> Any:
+        with pytest.raises(StopIteration):
+            upkeep.send(None)
+        done = loop.create_future()
+        done.set_result(None)
+        done.set_name = lambda _: None  # type: ignore[attr-defined]
+        return done
+
+    async def nothing() -> None: ...
+
+    loop.set_task_factory(at_once)
+    fleet.tier.look_after(nothing())
+    loop.set_task_factory(factory)
+
+    assert set() == fleet.tier.upkeep
+
+
+async def test_closing_waits_for_upkeep(fleet: Fleet, pause: Pause) -> None:
+    """What was begun is ended before the connections are closed."""
+    gate = Gate()
+    fleet.tier.look_after(gate.passage())
+    await pause()
+    closing = asyncio.create_task(fleet.tier.aclose())
+    await pause()
+    early = fleet.store.is_closed
+    gate.open()
+    await closing
+
+    assert (False, True, set()) == (early, fleet.store.is_closed, fleet.tier.upkeep)

@@ -1,12 +1,15 @@
 """L2: what a store has to be able to do.
 
-A store moves bytes. The envelope, the breaker and the order of writes are the tier's (`_tier`),
-so that a store stays a thin piece over somebody's client.
+A store moves bytes. The envelope, the breaker and what has to be tried again are the tier's (`_tier`),
+so that a store stays a thin piece over somebody's client. There are two kinds: a plain `Store` reads, writes
+and deletes; a `LeasingStore` can also give one flight of a whole cluster the right to load.
 """
 
-from typing import NamedTuple, Protocol
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Literal, NamedTuple, Protocol
 
-__all__ = ("Refused", "Store", "Stored")
+__all__ = ("LeasingStore", "Refused", "Store", "Stored", "Subscription", "Touched", "Verdict")
 
 
 class Refused(Exception):  # noqa: N818  # a verdict of the store, not a fault in it
@@ -48,6 +51,146 @@ class Store(Protocol):
 
     async def delete(self, key: str) -> None:
         """Drop *key*; succeeds if there is nothing."""
+
+    async def aclose(self) -> None:
+        """Close every connection."""
+
+
+class Verdict(NamedTuple):
+    """A store's answer to a flight that asks for a value, or else for the right to load it.
+
+    Attributes:
+        kind: `"hit"`: here is a value; `"own"`: load it; `"wait"`: somebody else does.
+        stored: The value of a hit.
+        left: Seconds until the other's lease expires.
+        marks: The present marks of the op's tags, in order.
+    """
+
+    kind: Literal["hit", "own", "wait"]
+    stored: Stored | None = None
+    left: float = 0.0
+    marks: tuple[bytes, ...] = ()
+
+
+class Touched(NamedTuple):
+    """Word of the server's that keys were written or deleted, by whomever.
+
+    Attributes:
+        keys: The keys; `None` for all of them.
+    """
+
+    keys: tuple[str, ...] | None
+
+
+class Subscription(Protocol):
+    """What comes in on the bus, from the moment at which it was opened."""
+
+    async def next(self) -> bytes | Touched:
+        """Return the next message; raises when one may have been lost."""
+        ...
+
+
+class LeasingStore(Protocol):
+    """A store that arbitrates between processes. Keys are bases, to which it adds its suffixes."""
+
+    name: str
+    """How logs call it; holds neither address nor password."""
+
+    concurrency: int
+    """How many operations it can do at once; more have to queue."""
+
+    channel: str
+    """Where `publish` and `listen` go; set by the tier before anything else."""
+
+    capabilities: frozenset[str]
+    """What it can: `"leases"`, `"backplane"`, `"tags"`, `"versions"`, `"tracking"`."""
+
+    has_replicas: bool
+    """Whether `glance` may find somebody to ask."""
+
+    @property
+    def generation(self) -> int:
+        """Rises when another server may have taken over, and with it lost what was written last."""
+        ...
+
+    def node_of(self, key: str) -> str:
+        """Return the name of the server that has *key*: each has a breaker of its own."""
+        ...
+
+    async def open(self) -> None:
+        """Get ready; raises if the node does not answer, which is no reason not to start."""
+
+    async def glance(self, key: str, tags: Sequence[str]) -> Verdict | None:
+        """Return what a good replica has; `None` if there is no value, or no good replica."""
+        ...
+
+    async def acquire(  # noqa: PLR0917  # one round trip for all of it
+        self,
+        key: str,
+        tags: Sequence[str],
+        token: str,
+        lease: float,
+        unwanted: bytes,
+        marks_life: float,
+        former: str = "",
+    ) -> Verdict:
+        """Return the value, or give or deny the holder of *token* the right to load, in one round trip.
+
+        Args:
+            key: The op's.
+            tags: Keys of its tags, whose marks are made if they are missing.
+            token: The flight's.
+            lease: Seconds that the right lasts unless it is renewed.
+            unwanted: Nothing, or `=` and the token that stored the value that will not do, or `*`: whatever
+                is there is not wanted, and whoever else is loading loses the right to.
+            marks_life: Seconds that the tags' marks have to last.
+            former: An earlier token of the same flight's, whose request went unanswered; what it got passes over.
+        """
+        ...
+
+    async def fill(  # noqa: PLR0917  # one round trip for all of it
+        self,
+        key: str,
+        token: str,
+        envelope: bytes,
+        life: float,
+        version: int | None,
+        message: bytes,
+        *,
+        tell_all: bool,
+    ) -> bool:
+        """Store *envelope* for *life* seconds and give the right back; return whether *token* still had it.
+
+        *message* is published if somebody waits, or if *tell_all*.
+        """
+        ...
+
+    async def renew(self, key: str, token: str, lease: float) -> bool:
+        """Prolong the right of *token* to *lease* seconds from now; return whether it still had it."""
+        ...
+
+    async def release(self, key: str, token: str, message: bytes) -> None:
+        """Give the right back without a value; *message* is published if somebody waits."""
+
+    async def invalidate(self, key: str, version: int | None, message: bytes) -> None:
+        """Drop the value and everybody's right to store one that is being loaded; publish *message*.
+
+        From now on versions below *version* are not stored.
+        """
+
+    async def invalidate_tag(self, key: str, mark: bytes, life: float, message: bytes) -> None:
+        """Make *mark* the tag's, for *life* seconds at least; publish *message*."""
+
+    async def publish(self, message: bytes) -> None:
+        """Publish *message*."""
+
+    async def stored_by(self, key: str) -> bytes:
+        """Return the token of the flight that stored what stands under *key*, a whole one; nothing if there is none."""
+        ...
+
+    def listen(self) -> AbstractAsyncContextManager[Subscription]:
+        """Open the bus."""
+        ...
 
     async def aclose(self) -> None:
         """Close every connection."""

@@ -1,231 +1,236 @@
-"""L2 as the guard sees it: never raises, never answers for another op, writes in order."""
+"""L2 as the guard sees it: never raises, never answers for another op, never brings back what was invalidated."""
 
 import asyncio
 import logging
-import math
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 from hashlib import blake2b
-from typing import TypeVar
+from typing import cast
 from weakref import WeakValueDictionary
 
-from .._breaker import Breaker
-from .._codec import seal, unseal
+from .._messages import Message
 from .._stats import Counters
-from . import Refused, Store, Stored
-from ._patience import Patience
-
-T = TypeVar("T")
+from . import LeasingStore, Store, Subscription
+from ._asking import Asking, NoAnswer, reason
+from ._lease import Lease
+from ._pending import Invalidation, Pending
+from ._recent import Recent
+from ._scripts import new_mark
+from ._unleased import Unleased
 
 logger = logging.getLogger("stampede_guard")
 
 _READABLE = re.compile(r"[!-z|~]{1,200}")  # printable, no space and no brace: it stands inside a hash tag
 _LONGEST = 240  # characters of namespace and op together
-_SUSPECTS = 10_000
-_QUEUE = 1.0  # seconds that an operation waits for its turn before it is given up
-_CALM = 10.0  # seconds without a refusal until it is over: a store that is almost full says yes and no by turns
-
-
-class _NoAnswer(Exception):  # noqa: N818  # control flow of this module alone
-    """The store was not asked, or did not answer; already counted."""
+_MARKS_LIFE = 86_400.0  # seconds: a mark that is gone costs a load of whatever carried it
+_AT_ONCE = 64  # invalidations that are repeated side by side
 
 
 class Tier:
-    """A store behind an envelope, a breaker and an order of writes.
+    """A store behind envelopes, breakers and a memory of what has to be invalidated.
 
     Args:
         store: Where the bytes go.
         namespace: What keeps this guard's keys apart from others'.
         max_bytes: Size of the largest payload that is stored.
         clock: Monotonic seconds.
+        instance: Whose messages are this guard's own.
     """
 
-    def __init__(self, store: Store, namespace: str, max_bytes: int, clock: Callable[[], float]) -> None:
-        self.breaker = Breaker(store.name, clock)
-        self._store = store
+    def __init__(
+        self,
+        store: Store | LeasingStore,
+        namespace: str,
+        max_bytes: int,
+        clock: Callable[[], float],
+        instance: str = "",
+    ) -> None:
+        self.store = _leasing(store)
+        self.store.channel = f"sg1:{namespace}:bus"
+        self.max_bytes = max_bytes
+        self.marks_life = _MARKS_LIFE
+        self.clock = clock
+        self.asking = Asking(store.name, store.concurrency, clock)
+        self.recent = Recent(clock)
         self._namespace = namespace
-        self._max_bytes = max_bytes
-        self._clock = clock
-        self._slots = asyncio.Semaphore(store.concurrency)
+        self._instance = instance
+        self._everything = Invalidation(self.tag_key(""), Message("c", instance, "").pack(), is_tag=True)
+        can_clear = "tags" in self.store.capabilities
+        self._pending = Pending(clock, self._everything if can_clear else None)
         self._writes: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        self._suspects: dict[str, object] = {}  # ops whose invalidation the store has not confirmed, and a mark of each
-        self._blind_since = -math.inf
-        self._refusals: dict[str, tuple[str, float]] = {}  # by what the store was asked to do: why not, and when last
+        self._generation = self.store.generation
+        self.upkeep: set[asyncio.Task[None]] = set()
+
+    @property
+    def capabilities(self) -> frozenset[str]:
+        """What the store can do."""
+        return self.store.capabilities
+
+    @property
+    def pending(self) -> Pending:
+        """The invalidations that the store has not confirmed; after a change of servers, those that it may have lost.
+
+        Whoever looks learns of the change, and so nothing is read from the new server before it knows them too.
+        """
+        if self._generation != self.store.generation:
+            self._generation = self.store.generation
+            self._pending.repeat()
+        return self._pending
 
     async def open(self) -> None:
         """Say hello; a store that does not answer opens the breaker, and calls go on without it."""
         try:
-            await self._store.open()
+            await self.store.open()
         except Exception as error:  # noqa: BLE001  # drivers raise more than they document
-            self.breaker.trip(_reason(error))
+            self.asking.breaker(self.store.node_of(self.tag_key(""))).trip(reason(error))
 
     async def aclose(self) -> None:
         """Close the store's connections."""
+        if self.upkeep:
+            await asyncio.wait(self.upkeep)  # each is bounded by the store's deadlines
         try:
-            await self._store.aclose()
+            await self.store.aclose()
         except Exception as error:  # noqa: BLE001  # as above; there is nothing left to save
-            logger.warning("%s did not close cleanly (%s)", self._store.name, _reason(error))
+            logger.warning("%s did not close cleanly (%s)", self.store.name, reason(error))
 
-    async def read(self, op: str, longest_life: float, counters: Counters) -> Stored | None:
-        """Return the payload stored for *op* and the seconds it has left, or `None`.
+    def lease(self, op: str, tags: Sequence[str], length: float, longest_life: float, counters: Counters) -> Lease:
+        """Return what a flight of *op* needs to deal with the store.
 
         Args:
             op: The op id.
+            tags: Its tags.
+            length: Seconds that its right to load lasts unless it is renewed.
             longest_life: Seconds after which whatever was stored for *op* is gone.
-            counters: Where the outcome is counted.
+            counters: Where outcomes are counted.
         """
-        try:
-            if op in self._suspects:
-                async with self._turn(op):
-                    await self._settle(op, counters)
-            self._check_sight(longest_life, counters)
-            found = await self._ask("read", partial(self._store.read, self._key(op)), counters)
-        except _NoAnswer:
-            return None
-        if found is None:
-            counters.l2_misses += 1
-            return None
-        payload = unseal(self._identity(op), found.envelope)
-        if payload is None or len(payload) > self._max_bytes:
-            counters.l2_undecodable += 1
-            return None
-        return Stored(payload, found.life)
+        keys = (self.tag_key(""), *map(self.tag_key, tags)) if "tags" in self.capabilities else ()
+        return Lease(self, op, self.key(op), keys, length, longest_life, counters)
 
-    async def fill(
-        self, op: str, payload: bytes, life: float, still_holds: Callable[[], bool], counters: Counters
-    ) -> None:
-        """Store *payload* for *life* seconds, if by the time it is this write's turn it *still_holds*."""
-        if len(payload) > self._max_bytes:
-            counters.l2_errors += 1
-            self._note_refusal("store", f"values larger than max_bytes={self._max_bytes:,}")
-            return
-        try:
-            async with self._turn(op):
-                await self._settle(op, counters)
-                if still_holds():
-                    envelope = seal(self._identity(op), payload)
-                    await self._ask("write", partial(self._store.write, self._key(op), envelope, life), counters)
-        except _NoAnswer:
-            return
+    def invalidation(self, op: str, version: int | None = None) -> Invalidation:
+        """Return the invalidation of *op*, to be given to `invalidate`."""
+        return Invalidation(self.key(op), Message("i", self._instance, op).pack(), is_tag=False, version=version)
 
-    async def delete(self, op: str, counters: Counters) -> bool:
-        """Drop *op*, after any write of it that is under way; return whether the store confirmed.
+    def tag_invalidation(self, tag: str) -> Invalidation:
+        """Return the invalidation of *tag*; of everything, if it is empty."""
+        if not tag:
+            return self._everything
+        return Invalidation(self.tag_key(tag), Message("t", self._instance, tag).pack(), is_tag=True)
 
-        Tried even when the breaker is open, for the sake of the other processes. Not confirmed, the op
-        is neither read nor filled by this process until a later try was confirmed.
+    def announce(self, invalidation: Invalidation) -> None:
+        """Read and store nothing that *invalidation* concerns until the store has confirmed it."""
+        self.pending.add(invalidation)
+        self.recent.note(invalidation.key)
+
+    async def invalidate(self, invalidation: Invalidation, counters: Counters) -> bool:
+        """Carry out what was announced, after any write of the key that is under way; return whether it is confirmed.
+
+        Tried even when the breaker is open, for the sake of the other processes.
         """
-        self._suspect(op)  # before the first await: no reader may slip in between
-        async with self._turn(op):
-            try:
-                await self._settle(op, counters, is_forced=True)
-            except _NoAnswer:
-                return False
+        # When too many were pending, the one for everything stands for this one too.
+        for key in dict.fromkeys((invalidation.key, self._everything.key)):
+            async with self.turn(key):
+                if self.pending.of(key) is not None:
+                    try:
+                        await self.settle(key, counters, is_forced=True)
+                    except NoAnswer:
+                        return False
+                    return True
         return True
 
-    async def _settle(self, op: str, counters: Counters, *, is_forced: bool = False) -> None:
-        """Make sure that no invalidation of *op* is pending; only while it is the caller's turn."""
-        mark = self._suspects.get(op)
-        if mark is not None:
-            await self._ask("delete", partial(self._store.delete, self._key(op)), counters, is_forced=is_forced)
-            if self._suspects.get(op) is mark:  # else there was another invalidation, after this delete was sent
-                del self._suspects[op]
+    async def settle(self, key: str, counters: Counters, *, is_forced: bool = False) -> None:
+        """Make sure that no invalidation of *key* is pending; only while it is the caller's turn.
 
-    def _check_sight(self, longest_life: float, counters: Counters) -> None:
-        if self._clock() < self._blind_since + longest_life:
-            counters.l2_skips += 1
-            raise _NoAnswer
+        Raises:
+            NoAnswer: it still is.
+        """
+        while (waiting := self.pending.of(key)) is not None:
+            generation = self.store.generation
+            if waiting.is_tag:
+                send = partial(self.store.invalidate_tag, key, new_mark(), _MARKS_LIFE, waiting.message)
+            else:
+                send = partial(self.store.invalidate, key, waiting.version, waiting.message)
+            await self.asking.ask("invalidate", self.store.node_of(key), send, counters, is_forced=is_forced)
+            if generation == self.store.generation:  # else it may be lost with the server that confirmed it
+                self.pending.confirm(waiting)
+                return
 
-    def _suspect(self, op: str) -> None:
-        if len(self._suspects) >= _SUSPECTS and op not in self._suspects:
-            self._suspects.clear()  # safe when full: nothing is read until all that was there has expired
-            self._blind_since = self._clock()
-        self._suspects[op] = object()
+    async def settle_all(self, counters: Counters) -> None:
+        """Try again what is pending."""
+        waiting = self.pending.all()
+        while waiting:
+            batch, waiting = waiting[:_AT_ONCE], waiting[_AT_ONCE:]
+            if not all(await asyncio.gather(*(self.invalidate(each, counters) for each in batch))):
+                return  # there is no use in asking on
 
-    async def _ask(
-        self, verb: str, ask: Callable[[], Awaitable[T]], counters: Counters, *, is_forced: bool = False
-    ) -> T:
-        """Return the store's answer, when it is this operation's turn; tell the breaker how it went."""
-        await self._queue(counters)
+    async def publish(self, message: Message, counters: Counters) -> bool:
+        """Say *message* on the bus, even when the breaker is open: that is how we find out that the store is back."""
+        node = self.store.node_of(self.store.channel)
         try:
-            # Now, not before the queue: should the store hang, those who queue leave as soon as that is known.
-            if not self.breaker.allows() and not is_forced:
-                counters.l2_skips += 1
-                raise _NoAnswer
-            return await self._watch(verb, ask, counters)
-        finally:
-            self._slots.release()
+            send = partial(self.store.publish, message.pack())
+            await self.asking.ask("publish", node, send, counters, is_forced=True)
+        except NoAnswer:
+            return False
+        return True
 
-    async def _queue(self, counters: Counters) -> None:
-        """Wait for a slot. A burst has to queue somewhere, and a database has fewer connections than this."""
+    async def stored_by(self, key: str, counters: Counters) -> bytes | None:
+        """Return the token of the flight that stored what stands under *key*; `None` if the store does not say."""
         try:
-            async with Patience(_QUEUE):
-                await self._slots.acquire()
-        except TimeoutError:
-            counters.l2_skips += 1
-            raise _NoAnswer from None
+            return await self.asking.ask("read", self.store.node_of(key), partial(self.store.stored_by, key), counters)
+        except NoAnswer:
+            return None
 
-    async def _watch(self, verb: str, ask: Callable[[], Awaitable[T]], counters: Counters) -> T:
-        try:
-            answer = await ask()
-        except Exception as error:  # drivers raise more than they document
-            counters.l2_errors += 1
-            self._note_failure(verb, error)
-            raise _NoAnswer from error
-        except BaseException:
-            self.breaker.gave_up()
-            raise
-        self.breaker.succeeded()
-        self._note_consent(verb)
-        return answer
+    @property
+    def bus_node(self) -> str:
+        """Name of the server where the bus is to be heard."""
+        return self.store.node_of(self.store.channel)
 
-    def _note_failure(self, verb: str, error: Exception) -> None:
-        if isinstance(error, Refused):
-            self.breaker.succeeded()  # a no is an answer
-            self._note_refusal(verb, str(error))
-        else:
-            self.breaker.failed(_reason(error))
+    def listen(self) -> AbstractAsyncContextManager[Subscription]:
+        """Open the bus."""
+        return self.store.listen()
 
-    def _turn(self, op: str) -> asyncio.Lock:
-        """Return the lock that lets one write of *op* through at a time, in the order of arrival.
+    def look_after(self, upkeep: Coroutine[None, None, None]) -> None:
+        """Run *upkeep*, which is bounded by the store's deadlines, in a task of its own; closing waits for it."""
+        task = asyncio.get_running_loop().create_task(upkeep, name="upkeep of a lease")
+        if not task.done():
+            self.upkeep.add(task)
+            task.add_done_callback(self.upkeep.discard)
+
+    def turn(self, key: str) -> asyncio.Lock:
+        """Return the lock that lets one write of *key* through at a time, in the order of arrival.
 
         1. A flight's fill is on its way. 2. An invalidation arrives. Sent at once on another
-        connection, its DEL could overtake the SET, and the old value would stay.
+        connection, its DEL could overtake the SET, and the old value would stay, where nothing else fences it off.
         """
-        lock = self._writes.get(op)
+        lock = self._writes.get(key)
         if lock is None:
-            lock = self._writes[op] = asyncio.Lock()
+            lock = self._writes[key] = asyncio.Lock()
         return lock
 
-    def _note_refusal(self, verb: str, why: str) -> None:
-        known, _ = self._refusals.get(verb, ("", 0.0))
-        self._refusals[verb] = why, self._clock()
-        if known != why:
-            logger.warning("%s refuses to %s: %s", self._store.name, verb, why)
-
-    def _note_consent(self, verb: str) -> None:
-        if verb in self._refusals and self._clock() - self._refusals[verb][1] >= _CALM:
-            del self._refusals[verb]
-            logger.info("%s accepts to %s again", self._store.name, verb)
-
-    def _identity(self, op: str) -> str:
+    def identity(self, op: str) -> str:
+        """Return what an envelope for *op* is bound to."""
         return f"{self._namespace}:{op}"
 
-    def _key(self, op: str) -> str:
+    def key(self, op: str) -> str:
+        """Return the key of *op*."""
         return key_of(self._namespace, op)
+
+    def tag_key(self, tag: str) -> str:
+        """Return the key of *tag*'s mark; the empty one is everybody's."""
+        return f"{key_of(self._namespace, tag)}:t"
+
+
+def _leasing(store: Store | LeasingStore) -> LeasingStore:
+    return cast("LeasingStore", store) if hasattr(store, "acquire") else Unleased(store)
 
 
 def key_of(namespace: str, op: str) -> str:
-    """Return the key of *op*'s value: readable up to 200 safe characters, else a prefix and a digest.
+    """Return what the keys of *op* begin with: readable up to 200 safe characters, else a prefix and a digest.
 
     With a long namespace fewer are readable: no key is longer than 250 bytes, which is all that Memcached takes.
     """
-    if not _READABLE.fullmatch(op) or len(namespace) + len(op) > _LONGEST:
+    if op and (not _READABLE.fullmatch(op) or len(namespace) + len(op) > _LONGEST):
         prefix = re.sub(r"[^!-z|]", "_", op[:64])
         op = f"{prefix}~{blake2b(op.encode('utf-8', 'surrogatepass'), digest_size=20).hexdigest()}"
-    return f"sg1:{{{namespace}:{op}}}:v"
-
-
-def _reason(error: Exception) -> str:
-    """Name *error* without its text, which may quote commands, values and addresses."""
-    return type(error).__name__
+    return f"sg1:{{{namespace}:{op}}}"

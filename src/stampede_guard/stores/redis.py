@@ -1,92 +1,75 @@
-"""L2 in Redis or Valkey, through redis-py.
+"""L2 in Redis or Valkey, through redis-py: what the guard asks for, as commands.
 
-What is switched off, and why: its retries, since they execute commands twice and multiply every
-deadline; maintenance notifications, since with them a pooled connection's unread reply is handed
-to the next caller; socket timeouts, since with them Python 3.11 loses cancellations. One deadline
-of our own spans the whole operation instead, and a connection that failed is never used again.
+Every script but ACQUIRE is harmless when it runs twice, even long after, so whatever was lost with its connection
+is asked once more. A deadline that ran out is not: the caller has waited long enough.
 """
 
 import asyncio
 import re
-from collections.abc import Callable
-from typing import Any
-from urllib.parse import unquote, urlsplit
-
-from .._policy import Duration, count, seconds
-from ..errors import ConfigurationError
-from . import Refused, Stored
-from ._patience import Patience
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, NamedTuple, NoReturn
 
 try:
-    from redis.asyncio.connection import Connection, ConnectionPool, SSLConnection, UnixDomainSocketConnection
-    from redis.asyncio.retry import Retry
-    from redis.backoff import NoBackoff
     from redis.exceptions import ResponseError
-    from redis.maint_notifications import MaintNotificationsConfig
 except ImportError as error:  # pragma: no cover  # the test environment has redis-py
     message = "a Redis store needs redis-py: pip install 'stampede-guard[redis]'"
     raise ImportError(message) from error
 
-_SCHEMES = ("redis", "rediss", "unix")
-_CODE = re.compile("[A-Z]{2,16}")
+from .._policy import Duration, count, flag, seconds
+from ..errors import ConfigurationError
+from . import Refused, Stored, Subscription, Touched, Verdict, _scripts
+from ._client import describe
+from ._node import Command, Limits, Node, Redirected, UnexpectedReply
+from ._patience import Patience
+from ._scripts import Script
+from ._urls import Servers, make_topology
+
+_ROOM = 1024  # bytes for the header of a value
+_VERSION_LIFE = 600.0  # seconds that a lowest version is kept: longer than any load, lag or transaction
+_NO_SCRIPT = "NoScriptError"
+_ABILITIES = frozenset({"leases", "backplane", "tags", "versions"})
+_NODES = 8  # tries to find another node than the one that is listened to
+_TOUCHED = b"__redis__:invalidate"  # the channel on which a server tells of keys
 
 
-class UnexpectedReply(Exception):  # noqa: N818  # the log shows the name
-    """The reply is of another type than the command's: it belongs to something else."""
+class Call(NamedTuple):
+    """One script with its keys, all of one slot, and its arguments."""
 
+    kind: Any
+    script: Script
+    keys: tuple[str, ...]
+    args: tuple[Any, ...]
 
-def connection_options(url: str) -> tuple[type[Any], dict[str, Any]]:
-    """Return redis-py's connection class and arguments for *url*.
+    def by_digest(self) -> Command:
+        """Return the command for a server that knows the script."""
+        return (self.kind, "EVALSHA", self.script.digest, len(self.keys), *self.keys, *self.args)
 
-    Raises:
-        ConfigurationError: the URL is not one, or carries options: redis-py would let them win over
-            the settings that correctness rests on, `?ssl_cert_reqs=none` among them. The message
-            quotes nothing, as any part may be a piece of a password that was not escaped.
-    """
-    if "?" in url or "#" in url:
-        message = (
-            "the Redis URL carries options, which would override the guard's own; "
-            "leave out what follows the ? or #, and write these two in a password as %3F and %23"
-        )
-        raise ConfigurationError(message)
-    try:
-        parts = urlsplit(url)
-        port = parts.port
-    except ValueError:  # its text quotes
-        message = (
-            "the Redis URL has a port that is not a number from 0 to 65535, or a character out of place; "
-            "the form is redis://user:password@host:6379/0, where a / in the password is written %2F"
-        )
-        raise ConfigurationError(message) from None
-    if parts.scheme not in _SCHEMES:
-        message = "the store's URL has another scheme than redis://, rediss:// and unix://"
-        raise ConfigurationError(message)
-    login = {
-        "username": unquote(parts.username) if parts.username else None,
-        "password": unquote(parts.password) if parts.password else None,
-    }
-    if parts.scheme == "unix":
-        if not parts.path:
-            message = "the Redis URL has no path; the form is unix:///run/redis.sock"
-            raise ConfigurationError(message)
-        return UnixDomainSocketConnection, {**login, "path": unquote(parts.path)}
-    database = parts.path.strip("/") or "0"
-    if not re.fullmatch("[0-9]+", database):
-        message = "the Redis URL names a database that is not a number; the form is redis://host:6379/0"
-        raise ConfigurationError(message)
-    address = {"host": parts.hostname or "localhost", "port": port or 6379, "db": int(database)}
-    return SSLConnection if parts.scheme == "rediss" else Connection, {**login, **address}
+    def by_text(self) -> Command:
+        """Return the command for a server that does not."""
+        return (self.kind, "EVAL", self.script.text, len(self.keys), *self.keys, *self.args)
 
 
 class RedisStore:
-    """One event loop's connections to one Redis or Valkey.
+    """One event loop's connections to Redis or Valkey.
 
     Args:
-        url: `redis://`, `rediss://` (certificates and host names are checked) or `unix://`; no query options.
+        servers: A URL without query options, or an asyncio client of redis-py's, which tells where the servers are:
+
+            - `redis://host`, `unix:///path`: one server;
+            - `redis://primary,replica,replica`: one that takes the writes, and others that may be read from;
+            - `redis+sentinel://sentinel,sentinel/service`: whatever the sentinels say;
+            - `redis+cluster://node,node`: a cluster.
+
+            With `rediss` instead of `redis`, connections are encrypted, and certificates and host names checked.
         deadline: Seconds that one operation may take on an open connection.
         connect_timeout: Seconds that opening a connection may take.
         max_connections: Connections open at once; further operations queue for one.
         max_bytes: Nothing longer is read, however long it is in the store.
+        tracking: Whether to hear of keys that others write or delete, `redis-cli` for one; costs a message for each
+            write under the namespace, and a look at each key that is in L1.
+        ca_certs: Path of a file with the certificates to trust, instead of the system's.
 
     Raises:
         ConfigurationError: an argument breaks its rule.
@@ -96,123 +79,308 @@ class RedisStore:
 
     def __init__(
         self,
-        url: str,
+        servers: str | object,
         *,
         deadline: Duration = 0.15,
         connect_timeout: Duration = 0.25,
         max_connections: int = 64,
         max_bytes: int = 1 << 20,
+        tracking: bool = False,
+        ca_certs: str | None = None,
     ) -> None:
-        connection_class, options = connection_options(url)
-        self._deadline = seconds("deadline", deadline)
-        self._connect_timeout = seconds("connect_timeout", connect_timeout)
-        self._max_bytes = count("max_bytes", max_bytes)
-        self.concurrency = count("max_connections", max_connections)
-        self._pool: Any = ConnectionPool(
-            connection_class,
-            max_connections=max_connections,
-            protocol=2,
-            retry=Retry(NoBackoff(), 0),
-            socket_timeout=None,
-            socket_connect_timeout=None,
-            maint_notifications_config=MaintNotificationsConfig(enabled=False),
-            **options,
+        flag("tracking", tracking)
+        self._tracks = tracking
+        self.capabilities = _ABILITIES | {"tracking"} if tracking else _ABILITIES
+        limits = Limits(
+            seconds("deadline", deadline),
+            seconds("connect_timeout", connect_timeout),
+            count("max_connections", max_connections),
         )
+        self._last = count("max_bytes", max_bytes) + _ROOM  # a longer value is cut, and therefore refused
+        self._limits = limits
+        self.concurrency = limits.max_connections
+        self.channel = ""
+        tls = {} if ca_certs is None else {"ssl_ca_certs": ca_certs}
+        described = servers if isinstance(servers, Servers) else describe(servers)
+        if tracking and described.kind == "cluster":
+            message = "tracking=True: a server of a cluster tells of its own keys alone; leave it out"
+            raise ConfigurationError(message)
+        self._topology = make_topology(described, limits, time.monotonic, **tls)
+        self.has_replicas = self._topology.has_replicas
+        self._incarnations: dict[str, str] = {}
+        self._restarts = 0
+        self._ear = ""  # name of the node that is listened to
+
+    @property
+    def generation(self) -> int:
+        """Rises when another server may have taken over."""
+        return self._restarts + self._topology.generation
+
+    def node_of(self, key: str) -> str:
+        """Return the name of the server that has *key* now."""
+        try:
+            return self._topology.primary(key).name
+        except ConnectionError:
+            return self.name
 
     async def open(self) -> None:
-        """Open a connection, log in and say PING."""
-        await self._run((bytes, "PING"))
+        """Find the servers, log in and say PING."""
+        await self._topology.open()
 
-    async def read(self, key: str) -> Stored | None:
-        """Read the value and its remaining life in one round trip.
+    async def glance(self, key: str, tags: Sequence[str]) -> Verdict | None:
+        """Read the value, its remaining life and its tags' marks from good replicas, in one round trip.
 
         The life first: should the value be replaced in between, it is the older one's, and not too long.
         """
-        end = self._max_bytes + 64  # some room for the header; a longer value is cut, and therefore refused
+        node = self._topology.replica(key)
+        if node is None:
+            return None
+        asked: list[tuple[Node, Command]] = [
+            (node, (int, "PTTL", f"{key}:v")),
+            (node, (bytes, "GETRANGE", f"{key}:v", 0, self._last)),
+            *((self._topology.replica(tag) or self._topology.primary(tag), _get(tag)) for tag in tags),
+        ]
+        replies = await self._spread(asked)
+        if any(reply is None or isinstance(reply, Refused) for reply in replies):
+            return None  # the primary will know
+        life, envelope, *marks = replies
+        if not envelope:
+            return None
+        return Verdict("hit", Stored(envelope, max(life, 0) / 1000), marks=tuple(marks))
+
+    async def acquire(  # noqa: PLR0917  # as the protocol has it
+        self,
+        key: str,
+        tags: Sequence[str],
+        token: str,
+        lease: float,
+        unwanted: bytes,
+        marks_life: float,
+        former: str = "",
+    ) -> Verdict:
+        """Run ACQUIRE, and MARK for each tag."""
+        args = (token, _ms(lease), self._last, unwanted, former)
+        (kind, left, *value), *marks = await self._run(
+            Call(list, _scripts.ACQUIRE, (f"{key}:v", f"{key}:l"), args),
+            *(Call(bytes, _scripts.MARK, (tag,), (_scripts.new_mark(), _ms(marks_life))) for tag in tags),
+            may_repeat=False,
+        )
+        left = max(left, 0) / 1000
+        if kind == b"HIT":
+            return Verdict("hit", Stored(value[0], left), marks=tuple(marks))
+        return Verdict("wait" if kind == b"WAIT" else "own", left=left, marks=tuple(marks))
+
+    async def fill(  # noqa: PLR0917  # as the protocol has it
+        self,
+        key: str,
+        token: str,
+        envelope: bytes,
+        life: float,
+        version: int | None,
+        message: bytes,
+        *,
+        tell_all: bool,
+    ) -> bool:
+        """Run FILL."""
+        lowest = "" if version is None else version
+        args = (token, envelope, _ms(life), lowest, _ms(_VERSION_LIFE), self.channel, message, int(tell_all))
+        (reply,) = await self._run(Call(bytes, _scripts.FILL, _keys(key), args))
+        return reply in (b"OK", b"DUP")
+
+    async def renew(self, key: str, token: str, lease: float) -> bool:
+        """Run RENEW."""
+        (reply,) = await self._run(Call(int, _scripts.RENEW, (f"{key}:l",), (token, _ms(lease))))
+        return bool(reply)
+
+    async def release(self, key: str, token: str, message: bytes) -> None:
+        """Run RELEASE."""
+        await self._run(Call(int, _scripts.RELEASE, (f"{key}:l",), (token, self.channel, message)))
+
+    async def invalidate(self, key: str, version: int | None, message: bytes) -> None:
+        """Run INVALIDATE."""
+        lowest = "" if version is None else version
+        await self._run(Call(int, _scripts.INVALIDATE, _keys(key), (lowest, _ms(_VERSION_LIFE), self.channel, message)))
+
+    async def invalidate_tag(self, key: str, mark: bytes, life: float, message: bytes) -> None:
+        """Run INVALIDATE_TAG."""
+        await self._run(Call(int, _scripts.INVALIDATE_TAG, (key,), (mark, _ms(life), self.channel, message)))
+
+    async def publish(self, message: bytes) -> None:
+        """Publish, in a cluster through another node than the one that is listened to: that they still talk is news."""
+        for number in range(_NODES):
+            node = self._topology.primary(f"{self.channel}-{number}")
+            if node.name != self._ear:
+                break
+        for reply in await node.exchange((int, "PUBLISH", self.channel, message)):
+            if isinstance(reply, Refused):
+                raise reply
+
+    async def stored_by(self, key: str) -> bytes:
+        """Read the token in the value's header."""
+        (token,) = await self._topology.primary(key).exchange((bytes, "GETRANGE", key, 4, 25))
+        if isinstance(token, Refused):
+            raise token
+        return bytes(token)
+
+    @asynccontextmanager
+    async def listen(self) -> AsyncGenerator[Subscription]:
+        """Subscribe on a connection of its own."""
+        node = self._topology.primary(self.channel)
+        self._ear = node.name
+        connection = await node.dial()
         try:
-            life, envelope = await self._run((int, "PTTL", key), (bytes, "GETRANGE", key, 0, end))
-        except Refused as refusal:
-            if str(refusal) == "WRONGTYPE":  # no fault of the server's: somebody else's list lies there
-                return Stored(b"", 0.0)
-            raise
-        return Stored(envelope, max(life, 0) / 1000) if envelope else None
+            async with Patience(self._limits.deadline):
+                self._note_incarnation(node.name, await _incarnation(connection))
+                if self._tracks:
+                    await _track(connection, f"sg1:{{{self.channel.split(':')[1]}:")
+                channels = (self.channel, _TOUCHED) if self._tracks else (self.channel,)
+                await connection.send_packed_command(connection.pack_command("SUBSCRIBE", *channels))
+                for _ in channels:
+                    confirmation = await connection.read_response()
+                    if not isinstance(confirmation, list) or confirmation[0] != b"subscribe":
+                        raise UnexpectedReply
+            yield _Subscription(connection)
+        finally:
+            await connection.disconnect(nowait=True)
 
-    async def write(self, key: str, envelope: bytes, life: float) -> None:
-        """Write the value; the store forgets it after *life* seconds."""
-        await self._run((bytes, "SET", key, envelope, "PX", max(1, round(life * 1000))))
-
-    async def delete(self, key: str) -> None:
-        """Drop the value."""
-        await self._run((int, "DEL", key))
+    def _note_incarnation(self, node: str, incarnation: str) -> None:
+        """Compare with what the node said last; one that will not say may be another each time."""
+        known = self._incarnations.get(node)
+        self._incarnations[node] = incarnation
+        if known is not None and (known != incarnation or not incarnation):
+            self._restarts += 1
 
     async def aclose(self) -> None:
         """Close every connection."""
-        async with asyncio.timeout(self._connect_timeout):
-            await self._pool.aclose()
+        await self._topology.aclose()
 
-    async def _run(self, *commands: tuple[Any, ...]) -> list[Any]:
-        """Run *commands*, each behind the type of its reply, in one round trip within the deadline."""
-        try:
-            replies = await self._exchange(commands)
-        except Exception:
-            await self._distrust()
-            raise
-        for reply in replies:
+    async def _run(self, *calls: Call, may_repeat: bool = True) -> list[Any]:
+        """Run *calls* on the primaries of their keys, in one round trip to each; return the replies in order."""
+        asked = [(self._topology.primary(call.keys[0]), call.by_digest()) for call in calls]
+        replies = await self._spread(asked, may_repeat=may_repeat)
+        for position, (call, reply) in enumerate(zip(calls, replies, strict=True)):
             if isinstance(reply, Refused):
-                raise reply
+                replies[position] = await self._once_more(asked[position][0], call, reply)
         return replies
 
-    async def _exchange(self, commands: tuple[tuple[Any, ...], ...]) -> list[Any]:
-        async with Patience(self._connect_timeout) as patience:
-            connection = await self._pool.get_connection()
-            try:
-                if connection._writer.is_closing():  # noqa: SLF001  # reset while idle: the pool does not notice
-                    await connection.disconnect(nowait=True)
-                    await connection.connect()
-                patience.restart(self._deadline)
-                await connection.send_packed_command(connection.pack_commands(command for _, *command in commands))
-                return [await _reply(connection, kind) for kind, *_ in commands]
-            except BaseException:
-                # Whatever it was, replies may be under way that the next caller would take for theirs.
-                await connection.disconnect(nowait=True)
+    async def _once_more(self, node: Node, call: Call, refusal: Refused) -> Any:
+        """Run *call* where *node* sent us, or with the script's text if that is what it lacks."""
+        reply: Any = refusal
+        if str(refusal) != _NO_SCRIPT:
+            other = await self._topology.follow(call.keys[0], node, refusal)
+            if other is None:
+                raise refusal
+            is_once = isinstance(refusal, Redirected) and not refusal.is_moved
+            *_, reply = await other.exchange(*([(bytes, "ASKING")] if is_once else []), call.by_digest())
+            node = other
+        if isinstance(reply, Refused) and str(reply) == _NO_SCRIPT:
+            (reply,) = await node.exchange(call.by_text())
+        if isinstance(reply, Refused):
+            raise reply
+        return reply
+
+    async def _spread(self, asked: Sequence[tuple[Node, Command]], *, may_repeat: bool = True) -> list[Any]:
+        """Run each command on its node, those of one node in one round trip, nodes side by side."""
+        positions: dict[Node, list[int]] = {}
+        for position, (node, _) in enumerate(asked):
+            positions.setdefault(node, []).append(position)
+        if len(positions) == 1:
+            return await self._exchange(asked[0][0], [command for _, command in asked], may_repeat=may_repeat)
+        replies: list[Any] = [None] * len(asked)
+
+        async def ask(node: Node, mine: list[int]) -> None:
+            answers = await self._exchange(node, [asked[at][1] for at in mine], may_repeat=may_repeat)
+            for position, answer in zip(mine, answers, strict=True):
+                replies[position] = answer
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                for node, mine in positions.items():
+                    group.create_task(ask(node, mine))
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+        return replies
+
+    async def _exchange(self, node: Node, commands: Sequence[Command], *, may_repeat: bool) -> list[Any]:
+        try:
+            return await node.exchange(*commands)
+        except Exception as error:
+            self._topology.failed(node)
+            if isinstance(error, TimeoutError) or not may_repeat:
                 raise
-            finally:
-                await self._pool.release(connection)
+        return await node.exchange(*commands)
 
-    async def _distrust(self) -> None:
-        """Let no idle connection be used again.
-
-        What cut one has probably cut them all, and each would cost its finder a deadline, and the breaker a probe.
-        """
-        for connection in tuple(self._pool._available_connections):  # noqa: SLF001  # its own way waits for each peer
-            await connection.disconnect(nowait=True)
+    def __reduce__(self) -> NoReturn:
+        """Refuse to be pickled, password and all."""
+        message = "a RedisStore cannot be pickled; make one in each process"
+        raise TypeError(message)
 
     def __repr__(self) -> str:
         return "<RedisStore>"  # the URL may hold a password
 
 
-async def _reply(connection: Any, kind: type[Any]) -> Any:
-    """Return the next reply; a refusal is one, and leaves the connection in step."""
+class _Subscription:
+    """The messages of one connection that has subscribed."""
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+
+    async def next(self) -> bytes | Touched:
+        """Return the next message.
+
+        Raises:
+            UnexpectedReply: it is none; a second confirmation, say, means that messages may have been lost.
+            Exception: the connection is gone.
+        """
+        reply = await self._connection.read_response()
+        if not isinstance(reply, list) or reply[0] != b"message":
+            raise UnexpectedReply
+        _, channel, content = reply
+        if channel == _TOUCHED:
+            return Touched(None if content is None else tuple(key.decode(errors="replace") for key in content))
+        if not isinstance(content, bytes):
+            raise UnexpectedReply
+        return content
+
+
+async def _track(connection: Any, prefix: str) -> None:
+    """Have the server tell *connection* itself of every key that begins with *prefix*."""
+    await connection.send_packed_command(connection.pack_command("CLIENT", "ID"))
+    me = await connection.read_response()
+    await connection.send_packed_command(
+        connection.pack_command("CLIENT", "TRACKING", "ON", "REDIRECT", me, "BCAST", "PREFIX", prefix)
+    )
+    await connection.read_response()
+
+
+async def _incarnation(connection: Any) -> str:
+    """Return what tells this run of the server from its last, or nothing if that may not be asked."""
+    await connection.send_packed_command(connection.pack_command("INFO", "server"))
     try:
-        reply = await connection.read_response()
-    except ResponseError as error:
-        return Refused(_code(error))
-    if not isinstance(reply, kind):
-        raise UnexpectedReply
-    return reply
+        found = re.search(rb"run_id:(\w+)", await connection.read_response())
+    except ResponseError:
+        return ""
+    return "" if found is None else found[1].decode()
 
 
-def _code(error: ResponseError) -> str:
-    """Return the error's first word (WRONGTYPE, MISCONF, …), or type: the rest may quote keys and values."""
-    word = str(error).partition(" ")[0]
-    return word if _CODE.fullmatch(word) else type(error).__name__
+def _keys(key: str) -> tuple[str, str, str]:
+    return f"{key}:v", f"{key}:l", f"{key}:g"
 
 
-def redis_stores(url: str, **options: Any) -> Callable[[], RedisStore]:
+def _get(key: str) -> Command:
+    return ((bytes, type(None)), "GET", key)
+
+
+def _ms(duration: float) -> int:
+    return max(1, round(duration * 1000))
+
+
+def redis_stores(servers: str | object, **options: Any) -> Callable[[], RedisStore]:
     """Return what makes a store for each event loop, having checked the arguments now.
 
     Raises:
         ConfigurationError: an argument breaks its rule.
     """
-    RedisStore(url, **options)
-    return lambda: RedisStore(url, **options)
+    described = describe(servers)
+    RedisStore(described, **options)
+    return lambda: RedisStore(described, **options)

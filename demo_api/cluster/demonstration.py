@@ -1,0 +1,55 @@
+"""The demonstration itself: the same load on the same processes, without the lease and with it."""
+
+import asyncio
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from ..compare.comparison import Watcher, open_servers
+from ..compare.load import generate
+from ..compare.measurement import Measurement
+from ..compare.plan import Run, Scenario, Shape
+from ..seeding import seed
+from .options import Fleet
+from .processes import running_processes
+
+MODES: Final = {"lease off": False, "lease on": True}
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One run, and how often Redis failed the processes in it."""
+
+    measurement: Measurement
+    redis_failures: int
+
+
+class Demonstration:
+    """The runs, as far as they are finished."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self.findings: list[Finding] = []
+        self.runs = [Run(mode, Scenario.COLD_BOOT, Shape.SATURATION, fleet.load.seconds) for mode in MODES]
+        self._fleet = fleet
+
+    def run(self, watcher: Watcher, folder: Path) -> None:
+        """Run both; what has finished is in `findings` even if this is interrupted.
+
+        Args:
+            watcher: Who is told how far it has come.
+            folder: Where the logs of the processes go.
+
+        Raises:
+            ChildError: If the service or Locust fails.
+            ServerError: If an embedded server cannot run here.
+            DatabaseError: If Postgres cannot be reached.
+        """
+        with open_servers() as servers:
+            asyncio.run(seed(servers.postgres))
+            for run in self.runs:
+                watcher.booting(run)
+                with running_processes(self._fleet, servers, folder, lease=MODES[run.mode]) as processes:
+                    tick = watcher.running(run)
+                    found = generate(run, processes, self._fleet.load, rate=0.0, folder=folder, tick=tick)
+                    self.findings.append(Finding(found, processes.redis_failures()))
+                watcher.finished(found)

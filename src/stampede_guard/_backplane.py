@@ -1,0 +1,237 @@
+"""The backplane: what other processes invalidated and loaded, as one event loop hears it.
+
+Messages can be lost: the connection breaks, the server drops a slow listener, a link in between hangs. So every
+gap counts as "everything may have changed", and silence counts as a gap. To tell silence from peace, somebody says
+a word each second: whoever has heard nothing for that long. In between, L1 trusts the bus for three seconds.
+In a storm a message may be old when it is heard, so everybody then waits for an echo of their own, and trusts
+the bus for three seconds from when that was sent.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
+from random import random
+from typing import Protocol
+
+from ._messages import Message, unpack
+from ._stats import Counters
+from .stores import Touched
+from .stores._tier import Tier
+
+logger = logging.getLogger("stampede_guard")
+
+_BEAT = 1.0  # seconds
+_TRUST = 3.0  # seconds without a word: two beats may be lost
+_PAUSES = (0.1, 2.0)  # seconds between attempts to connect, first and longest
+_STORM = 200  # messages between two beats; fewer are heard in no time
+_AT_ONCE = 256  # messages heard before others on the event loop have their turn
+
+_UNCOUNTED = Counters()  # for upkeep, which is nobody's call
+
+
+class Audience(Protocol):
+    """Who is told."""
+
+    def hear_invalidated(self, op: str) -> None:
+        """Take note that *op* was invalidated elsewhere."""
+
+    def hear_tag_invalidated(self, tag: str) -> None:
+        """Take note that everything with *tag* was."""
+
+    def hear_cleared(self) -> None:
+        """Take note that everything was, or may have been."""
+
+    def hear_touched(self, touched: Touched) -> None:
+        """Take note that the server saw keys change, through us or others."""
+
+    def hear_sound(self, trusted_until: float) -> None:
+        """Take note that the bus is alive."""
+
+    def hear_nothing(self) -> None:
+        """Take note that the bus is not."""
+
+
+class Word:
+    """What one flight waits for: that the load of its op is over somewhere."""
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+
+    def say(self) -> None:
+        """Wake who waits."""
+        self._event.set()
+
+    async def heard(self, timeout: float) -> None:  # noqa: ASYNC109  # in silence, polling goes on
+        """Wait for the word, at most *timeout* seconds."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                await self._event.wait()
+        self._event.clear()
+
+
+class Backplane:
+    """One event loop's ear on the bus.
+
+    Args:
+        tier: How to get there.
+        instance: Whose messages are our own, and already known.
+        audience: Who is told.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(self, tier: Tier, instance: str, audience: Audience, clock: Callable[[], float]) -> None:
+        self._tier = tier
+        self._instance = instance
+        self._audience = audience
+        self._clock = clock
+        self._waiting: dict[str, set[Word]] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+        self._was_tried = asyncio.Event()
+        self._heard = 0  # messages since the last beat
+        self._has_news = False  # whether others spoke: one's own voice is no reason to be silent
+        self._is_up: bool | None = None
+        self._node = ""  # where the bus is heard
+
+    async def open(self, timeout: float) -> None:  # noqa: ASYNC109  # going on without the bus is no error
+        """Begin to listen; wait at most *timeout* seconds until it is so, or cannot be now."""
+        self._audience.hear_nothing()
+        loop = asyncio.get_running_loop()
+        self._tasks = [loop.create_task(self._listen(), name="listen"), loop.create_task(self._beat(), name="beat")]
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                await self._was_tried.wait()
+
+    async def aclose(self) -> None:
+        """Stop listening."""
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        self._tasks = []
+
+    @contextmanager
+    def expecting(self, op: str) -> Generator[Word]:
+        """Listen for the end of the load of *op* while the block runs."""
+        word = Word()
+        self._waiting.setdefault(op, set()).add(word)
+        try:
+            yield word
+        finally:
+            words = self._waiting[op]
+            words.discard(word)
+            if not words:
+                del self._waiting[op]
+
+    async def _listen(self) -> None:
+        pause = _PAUSES[0]
+        while True:
+            try:
+                self._node = self._tier.bus_node
+                async with self._tier.listen() as subscription:
+                    self._begin()
+                    pause = _PAUSES[0]
+                    heard = 0
+                    while True:
+                        self._hear(await subscription.next())
+                        heard += 1
+                        if heard % _AT_ONCE == 0:
+                            await asyncio.sleep(0)
+            except Exception as error:  # noqa: BLE001  # drivers raise more than they document
+                self._end(type(error).__name__)
+            await asyncio.sleep(pause * (1 - random() / 2))  # noqa: S311  # no secret
+            pause = min(2 * pause, _PAUSES[1])
+
+    def _begin(self) -> None:
+        if self._is_up is False:
+            logger.info("the bus is heard again")
+        self._is_up = True
+        self._has_news = True
+        self._was_tried.set()
+        self._tier.recent.note_all()
+        self._audience.hear_cleared()  # whatever was said before, nobody heard
+        self._sound()
+        self._wake_all()
+
+    def _end(self, reason: str) -> None:
+        if self._is_up is not False:
+            logger.warning(
+                "the bus is not heard (%s); until it is, nothing is remembered for longer than a second", reason
+            )
+        self._is_up = False
+        self._was_tried.set()
+        self._audience.hear_nothing()
+        self._wake_all()
+
+    def _sound(self, message: Message | None = None) -> None:
+        self._heard += 1
+        if message is not None and message.kind == "h" and message.sender == self._instance:
+            self._audience.hear_sound(float(message.subject) + _TRUST)
+        elif self._heard <= _STORM:
+            self._audience.hear_sound(self._clock() + _TRUST)
+
+    def _hear(self, payload: bytes | Touched) -> None:
+        if isinstance(payload, Touched):
+            self._sound()
+            self._audience.hear_touched(payload)
+            return
+        message = unpack(payload)
+        self._sound(message)
+        if message is None or message.sender != self._instance:
+            self._has_news = True
+        if message is None:  # a newer version's, perhaps about something that we hold
+            self._audience.hear_cleared()
+            return
+        if message.sender != self._instance:
+            self._take(message)
+        # Whoever waits for a load that was overtaken may load: our own flights too, if the word is our own.
+        if message.kind in ("w", "i"):
+            self._wake(message.subject)
+        elif message.kind in ("t", "c"):
+            self._wake_all()
+
+    def _take(self, message: Message) -> None:
+        if message.kind == "i":
+            self._note(self._tier.key, message.subject)
+            self._audience.hear_invalidated(message.subject)
+        elif message.kind == "t":
+            self._note(self._tier.tag_key, message.subject)
+            self._audience.hear_tag_invalidated(message.subject)
+        elif message.kind == "c":
+            self._tier.recent.note_all()
+            self._audience.hear_cleared()
+
+    def _note(self, key_of: Callable[[str], str], subject: str) -> None:
+        if self._tier.store.has_replicas:  # who may not have heard of it
+            self._tier.recent.note(key_of(subject))
+
+    def _wake(self, op: str) -> None:
+        for word in self._waiting.get(op, ()):
+            word.say()
+
+    def _wake_all(self) -> None:
+        for op in self._waiting:
+            self._wake(op)
+
+    async def _beat(self) -> None:
+        """Say a word each second in which nobody else did, or all did; try again what the store has not confirmed."""
+        silent = 0.0
+        while True:
+            pause = _BEAT * (1 - random() / 4)  # noqa: S311  # no secret; the fleet must not beat in time
+            await asyncio.sleep(pause)
+            heard, has_news = self._heard, self._has_news
+            self._heard, self._has_news = 0, False  # now: the word that is said next may be heard at once
+            silent = 0.0 if heard else silent + pause
+            if not has_news or heard > _STORM:
+                await self._tier.publish(Message("h", self._instance, repr(self._clock())), _UNCOUNTED)
+            if self._is_up and (silent >= _TRUST or self._tier.bus_node != self._node):
+                # A connection that says nothing may be dead without knowing; and there may be another primary.
+                await self._listen_anew("silence" if silent >= _TRUST else "there is another primary")
+                silent = 0.0
+            await self._tier.settle_all(_UNCOUNTED)
+
+    async def _listen_anew(self, reason: str) -> None:
+        self._tasks[0].cancel()
+        await asyncio.wait(self._tasks[:1])
+        self._end(reason)
+        self._tasks[0] = asyncio.get_running_loop().create_task(self._listen(), name="listen")

@@ -1,0 +1,296 @@
+"""One flight's dealings with the store: a value, or the right to load it, or the wait for whoever has that right.
+
+The right is a token in the store that expires. A fill is accepted only while it is there, and every
+invalidation deletes it; so what was loaded before an invalidation cannot be stored after it, by no process,
+however long it slept in between. See "Scaling Memcache at Facebook" (NSDI 2013), section 3.2.1.
+"""
+
+import asyncio
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from .._codec import fill_of, seal, unseal
+from .._messages import new_token, woken
+from .._stats import Counters
+from . import Refused, Stored, Verdict
+from ._asking import NoAnswer
+
+if TYPE_CHECKING:
+    from ._tier import Tier
+
+_LOOKS = 8  # at values that will not do, each another, as two versions of a service may leave them
+_RENEWALS = 3  # in the life of a lease: two may be lost
+
+
+class Found(NamedTuple):
+    """A value of the op's.
+
+    Attributes:
+        value: It.
+        payload: The bytes that it was decoded from.
+        life: Seconds that it has left in the store, `None` if the store cannot tell.
+    """
+
+    value: Any
+    payload: bytes
+    life: float | None
+
+
+class Lease:
+    """What a flight holds of the store.
+
+    Attributes:
+        is_owned: Whether this flight has the right to load and store, as far as it knows.
+        is_blind: Whether the store did not answer: nobody knows what happens to the op elsewhere.
+        left: Seconds until the lease of whoever is loading expires, after `ask` said `"wait"`.
+        was_undecodable: Whether there was something that is no value of the op's.
+        stored_by: Token of the flight that stored the value, this one or another.
+    """
+
+    __slots__ = (
+        "_counters",
+        "_is_lost",
+        "_key",
+        "_length",
+        "_longest_life",
+        "_marks",
+        "_op",
+        "_tags",
+        "_tier",
+        "_timer",
+        "_token",
+        "_unwanted",
+        "is_blind",
+        "is_owned",
+        "is_seized",
+        "left",
+        "stored_by",
+        "was_undecodable",
+    )
+
+    def __init__(  # noqa: PLR0917  # made by the tier alone
+        self,
+        tier: "Tier",
+        op: str,
+        key: str,
+        tags: Sequence[str],
+        length: float,
+        longest_life: float,
+        counters: Counters,
+    ) -> None:
+        self._tier = tier
+        self._op = op
+        self._key = key
+        self._tags = tags
+        self._length = length
+        self._longest_life = longest_life
+        self._counters = counters
+        self._token = new_token()
+        self._marks: tuple[bytes, ...] = ()
+        self._unwanted = b""
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_lost = False
+        self.is_owned = False
+        self.is_blind = False
+        self.is_seized = False
+        self.left = 0.0
+        self.stored_by = b""
+        self.was_undecodable = False
+
+    async def ask(self, decode: Callable[[bytes], tuple[Any] | None]) -> Found | Literal["own", "wait", "blind"]:
+        """Return the value, or who is to load it.
+
+        Args:
+            decode: Returns the value of a payload in a tuple of one, or `None` if it is not one.
+        """
+        try:
+            await self._settle()
+            verdict = await self._glance()
+            for _ in range(_LOOKS):
+                if verdict is not None and verdict.stored is not None:
+                    found = self._open(verdict.stored, verdict.marks, decode)
+                    if found is not None:
+                        return found
+                elif verdict is not None:
+                    return self._concede(verdict)
+                verdict = await self._acquire()
+            raise NoAnswer  # noqa: TRY301  # a store would not offer time and again what was refused
+        except NoAnswer:
+            self.is_blind = True
+            return "blind"
+
+    async def seize(self) -> None:
+        """Take the right to load from whoever has it, whatever is stored."""
+        self._unwanted = b"*"
+        self.is_seized = True
+        try:
+            await self._settle()
+            if self._is_arbitrated:
+                self._concede(await self._acquire())
+            else:
+                self.is_owned = True  # nobody was asked, so nothing was learnt about the store
+        except NoAnswer:
+            self.is_blind = True
+
+    @property
+    def _is_arbitrated(self) -> bool:
+        return "leases" in self._tier.capabilities
+
+    def _concede(self, verdict: Verdict) -> Literal["own", "wait"]:
+        self._marks = verdict.marks
+        self.left = verdict.left
+        self.is_owned = verdict.kind == "own"
+        return "own" if self.is_owned else "wait"
+
+    async def _settle(self) -> None:
+        """Let nothing be read or stored while an invalidation that concerns it is not confirmed."""
+        tier = self._tier
+        for waiting in tier.pending.concerns((self._key, *self._tags)):
+            async with tier.turn(waiting.key):
+                await tier.settle(waiting.key, self._counters)
+        lost_at = tier.pending.lost_at
+        if lost_at is not None and tier.clock() < lost_at + self._longest_life:
+            self._counters.l2_skips += 1
+            raise NoAnswer
+
+    async def _glance(self) -> Verdict | None:
+        store = self._tier.store
+        if not store.has_replicas or self._tier.recent.has_any((self._key, *self._tags)):
+            return None
+        try:
+            return await store.glance(self._key, self._tags)
+        except Exception:  # noqa: BLE001  # the replica's fault; the store stops using it, and there is a primary
+            return None
+
+    async def _acquire(self) -> Verdict:
+        node = self._tier.store.node_of(self._key)
+        return await self._tier.asking.ask("read", node, self._acquire_surely, self._counters)
+
+    async def _acquire_surely(self) -> Verdict:
+        """Ask once more, under another token, if the request was lost with its connection.
+
+        The first may be executed yet. If that was after an invalidation, it must not give this flight, which
+        by then has loaded an old value, the right to store it.
+        """
+        marks_life = max(self._tier.marks_life, 2 * self._longest_life)
+        acquire = partial(self._tier.store.acquire, self._key, self._tags)
+        try:
+            return await acquire(self._token, self._length, self._unwanted, marks_life)
+        except Exception as error:
+            if isinstance(error, TimeoutError | Refused) or "leases" not in self._tier.capabilities:
+                raise
+        former, self._token = self._token, new_token()
+        return await acquire(self._token, self._length, self._unwanted, marks_life, former)
+
+    def _open(
+        self, stored: Stored, marks: tuple[bytes, ...], decode: Callable[[bytes], tuple[Any] | None]
+    ) -> Found | None:
+        """Return the value in an envelope, or remember that this one will not do."""
+        self.stored_by = fill_of(stored.envelope)
+        self._unwanted = b"=" + self.stored_by
+        opened = unseal(self._tier.identity(self._op), stored.envelope)
+        if opened is None or len(opened.payload) > self._tier.max_bytes:
+            self._counters.l2_undecodable += 1
+            self.was_undecodable = True
+            return None
+        if opened.marks != marks:  # loaded before a tag of its was invalidated
+            return None
+        decoded = decode(opened.payload)
+        self.was_undecodable = decoded is None
+        return None if decoded is None else Found(decoded[0], opened.payload, stored.life)
+
+    @contextmanager
+    def kept_up(self) -> Generator[None]:
+        """Renew the right again and again while the block runs."""
+        if not self.is_owned or not self._is_arbitrated:
+            yield
+            return
+        self._renew_later()
+        try:
+            yield
+        finally:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = None
+
+    def _renew_later(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(self._length / _RENEWALS, self._start_renewal)
+
+    def _start_renewal(self) -> None:
+        self._renew_later()  # first: an eager task may be over before it is created
+        self._tier.look_after(self._renew())
+
+    async def _renew(self) -> None:
+        store = self._tier.store
+        ask = partial(store.renew, self._key, self._token, self._length)
+        try:
+            is_held = await self._tier.asking.ask("renew", store.node_of(self._key), ask, self._counters)
+        except NoAnswer:
+            return  # it has some life left, and the next renewal may come through
+        if not is_held:
+            self.is_owned, self._is_lost = False, True
+            if self._timer is not None:
+                self._timer.cancel()
+
+    async def fill(self, payload: bytes, life: float, version: int | None, still_holds: Callable[[], bool]) -> bool:
+        """Store *payload* for *life* seconds, and give the right back.
+
+        Args:
+            payload: The encoded value.
+            life: Seconds.
+            version: The value's version, if its operation has them.
+            still_holds: Whether nothing was invalidated in this process since the load began.
+
+        Returns:
+            Whether the value is, as far as anybody knows, the one to remember: `False` when the store said no.
+        """
+        tier = self._tier
+        if not self.is_owned:
+            # What cannot be compared with the lowest version is remembered for a moment at most.
+            return not self._is_lost and (version is None or self.is_blind)
+        if len(payload) > tier.max_bytes:
+            self._counters.l2_errors += 1
+            tier.asking.note_refusal("store", f"values larger than max_bytes={tier.max_bytes:,}")
+            self.is_blind = version is not None  # nobody compared it
+            return True  # the right is given back when the flight ends
+        envelope = seal(tier.identity(self._op), payload, self._token, version, self._marks)
+        message = tier.invalidation(self._op).message if self.is_seized else woken(self._op).pack()
+        try:
+            async with tier.turn(self._key):
+                await tier.settle(self._key, self._counters)
+                if not self._is_arbitrated and not still_holds():  # else the token tells, better than we can
+                    return False
+                ask = partial(
+                    tier.store.fill,
+                    self._key,
+                    self._token,
+                    envelope,
+                    life,
+                    version,
+                    message,
+                    tell_all=self.is_seized,
+                )
+                is_stored = await tier.asking.ask("write", tier.store.node_of(self._key), ask, self._counters)
+        except NoAnswer:
+            self.is_blind = True
+            return True
+        self.is_owned = False
+        self.stored_by = self._token.encode()
+        return is_stored
+
+    def let_go(self) -> None:
+        """Give the right back, if this flight still has it; nobody waits for that, least of all a caller."""
+        if self.is_owned:
+            self.is_owned = False
+            if self._is_arbitrated:
+                self._tier.look_after(self._release())
+
+    async def _release(self) -> None:
+        store = self._tier.store
+        ask = partial(store.release, self._key, self._token, woken(self._op).pack())
+        try:
+            await self._tier.asking.ask("release", store.node_of(self._key), ask, self._counters)
+        except NoAnswer:
+            return  # it expires

@@ -1,0 +1,174 @@
+"""One Redis or Valkey server: its connections, and the exchange of commands with it.
+
+What is switched off in redis-py, and why: its retries, since they execute commands twice and multiply every
+deadline; maintenance notifications, since with them a pooled connection's unread reply is handed
+to the next caller; socket timeouts, since with them Python 3.11 loses cancellations. One deadline
+of our own spans the whole exchange instead, and a connection that failed is never used again.
+"""
+
+import asyncio
+import re
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from . import Refused
+from ._patience import Patience
+
+try:
+    from redis.asyncio.connection import ConnectionPool
+    from redis.asyncio.retry import Retry
+    from redis.backoff import NoBackoff
+    from redis.exceptions import AskError, MovedError, ResponseError
+    from redis.maint_notifications import MaintNotificationsConfig
+except ImportError as error:  # pragma: no cover  # the test environment has redis-py
+    message = "a Redis store needs redis-py: pip install 'stampede-guard[redis]'"
+    raise ImportError(message) from error
+
+_CODE = re.compile("[A-Z]{2,16}")
+
+Command = tuple[Any, ...]  # the type of its reply, its name, its arguments
+
+
+class UnexpectedReply(Exception):  # noqa: N818  # the log shows the name
+    """The reply is of another type than the command's: it belongs to something else."""
+
+
+class Redirected(Refused):
+    """Another node of the cluster has the key.
+
+    Attributes:
+        host: That node's host.
+        port: That node's port.
+        is_moved: Whether it has the slot for good (MOVED), or the key this once (ASK).
+    """
+
+    def __init__(self, code: str, host: str, port: int, *, is_moved: bool) -> None:
+        super().__init__(code)
+        self.host = host
+        self.port = port
+        self.is_moved = is_moved
+
+
+class Limits(NamedTuple):
+    """What an exchange may take.
+
+    Attributes:
+        deadline: Seconds for one exchange on an open connection.
+        connect_timeout: Seconds for getting a connection.
+        max_connections: Connections open at once.
+    """
+
+    deadline: float = 0.15
+    connect_timeout: float = 0.25
+    max_connections: int = 64
+
+
+def connection_settings(**options: Any) -> dict[str, Any]:
+    """Return *options* of a redis-py connection with those that correctness rests on."""
+    return {
+        **options,
+        "protocol": 2,
+        "retry": Retry(NoBackoff(), 0),
+        "socket_timeout": None,
+        "socket_connect_timeout": None,
+        "maint_notifications_config": MaintNotificationsConfig(enabled=False),
+    }
+
+
+class Node:
+    """One server.
+
+    Args:
+        name: How logs call it; holds neither address nor password. Unique within a store.
+        connection_class: redis-py's, plain, TLS or Unix.
+        options: Arguments of the connection: address, credentials, certificates.
+        limits: What an exchange may take.
+    """
+
+    def __init__(self, name: str, connection_class: type[Any], options: dict[str, Any], limits: Limits) -> None:
+        self.name = name
+        self._limits = limits
+        self._pool: Any = ConnectionPool(
+            connection_class, max_connections=limits.max_connections, **connection_settings(**options)
+        )
+
+    async def exchange(self, *commands: Command) -> list[Any]:
+        """Run *commands*, each behind the type of its reply, in one round trip; a refusal is a reply.
+
+        Raises:
+            TimeoutError: the node took longer than the deadline, or connecting did.
+            Exception: whatever else went wrong with the connection; it is closed.
+        """
+        try:
+            return await self._exchange(commands)
+        except Exception:
+            await self.cut()
+            raise
+
+    async def _exchange(self, commands: Sequence[Command]) -> list[Any]:
+        async with Patience(self._limits.connect_timeout) as patience:
+            connection = await self._pool.get_connection()
+            try:
+                if connection._writer.is_closing():  # noqa: SLF001  # reset while idle: the pool does not notice
+                    await connection.disconnect(nowait=True)
+                    await connection.connect()
+                patience.restart(self._limits.deadline)
+                await connection.send_packed_command(connection.pack_commands(command for _, *command in commands))
+                return [await _reply(connection, kind) for kind, *_ in commands]
+            except BaseException:
+                # Whatever it was, replies may be under way that the next caller would take for theirs.
+                await connection.disconnect(nowait=True)
+                raise
+            finally:
+                await self._pool.release(connection)
+
+    async def dial(self) -> Any:
+        """Return a new connection of its own, connected; the caller closes it.
+
+        Raises:
+            TimeoutError: connecting took longer than its deadline.
+            Exception: it failed.
+        """
+        connection = self._pool.connection_class(**self._pool.connection_kwargs)
+        try:
+            async with Patience(self._limits.connect_timeout):
+                await connection.connect()
+        except BaseException:
+            await connection.disconnect(nowait=True)
+            raise
+        return connection
+
+    async def cut(self) -> None:
+        """Let no idle connection be used again.
+
+        What cut one has probably cut them all, and each would cost its finder a deadline, and the breaker a probe.
+        """
+        for connection in tuple(self._pool._available_connections):  # noqa: SLF001  # its own way waits for each peer
+            await connection.disconnect(nowait=True)
+
+    async def aclose(self) -> None:
+        """Close every connection."""
+        async with asyncio.timeout(self._limits.connect_timeout):
+            await self._pool.aclose()
+
+    def __repr__(self) -> str:
+        return f"<Node {self.name}>"  # its options may hold a password
+
+
+async def _reply(connection: Any, kind: type[Any]) -> Any:
+    """Return the next reply; a refusal is one, and leaves the connection in step."""
+    try:
+        reply = await connection.read_response()
+    except (MovedError, AskError) as error:
+        return Redirected(_code(error), error.host, error.port, is_moved=isinstance(error, MovedError))
+    except ResponseError as error:
+        return Refused(_code(error))
+    if not isinstance(reply, kind):
+        raise UnexpectedReply
+    return reply
+
+
+def _code(error: ResponseError) -> str:
+    """Return the error's first word (WRONGTYPE, MISCONF, …), or type: the rest may quote keys and values."""
+    word = str(error).partition(" ")[0]
+    return word if _CODE.fullmatch(word) else type(error).__name__

@@ -1,0 +1,118 @@
+"""The scripts that Redis runs: each in one slot, and each harmless when it is run twice with one token.
+
+`v` is the value, `l` the lease, `g` the lowest acceptable version, `t` a tag's mark. A lease is the token of the
+flight that holds it, with a `w` behind once somebody waits; only then is the end of the load published. In the
+value, the token of the flight that stored it stands in bytes 5 to 26, and its version in the 8 bytes after that.
+"""
+
+import secrets
+from hashlib import sha1
+from typing import NamedTuple
+
+
+class Script(NamedTuple):
+    """A script, and the digest that it goes by once a server knows it."""
+
+    text: str
+    digest: str
+
+
+def _script(text: str) -> Script:
+    text = "\n".join(line.strip() for line in text.strip().splitlines())
+    return Script(text, sha1(text.encode(), usedforsecurity=False).hexdigest())
+
+
+# KEYS v l · ARGV token, lease in ms, last byte to read, what was seen and is not wanted ("" nothing, "*" anything),
+# a token of the same flight whose request went unanswered
+ACQUIRE = _script("""
+    if ARGV[4] ~= '*' then
+      local value = redis.pcall('GETRANGE', KEYS[1], 0, ARGV[3])
+      if type(value) == 'table' and not string.find(value.err, 'WRONGTYPE', 1, true) then return value end
+      if type(value) == 'string' and value ~= '' and '=' .. string.sub(value, 5, 26) ~= ARGV[4] then
+        return {'HIT', redis.call('PTTL', KEYS[1]), value}
+      end
+    end
+    local lease = redis.call('GET', KEYS[2])
+    local holder = string.sub(lease or '', 1, 22)
+    if lease and ARGV[4] ~= '*' and holder ~= ARGV[1] and holder ~= ARGV[5] then
+      if #lease == 22 then redis.call('APPEND', KEYS[2], 'w') end
+      return {'WAIT', redis.call('PTTL', KEYS[2])}
+    end
+    redis.call('SET', KEYS[2], ARGV[1] .. string.sub(lease or '', 23), 'PX', ARGV[2])
+    return {'OWN', 0}
+""")
+
+# KEYS v l g · ARGV token, envelope, life in ms, version ("" none), life of g in ms, channel, message, 1 to tell anyway
+FILL = _script("""
+    local lease = redis.call('GET', KEYS[2])
+    local header = redis.pcall('GETRANGE', KEYS[1], 0, 33)
+    local known = type(header) == 'string' and #header == 34 and string.sub(header, 1, 4) == string.sub(ARGV[2], 1, 4)
+    if not lease or string.sub(lease, 1, 22) ~= ARGV[1] then
+      return known and string.sub(header, 5, 26) == ARGV[1] and 'DUP' or 'REJ'
+    end
+    redis.call('DEL', KEYS[2])
+    if #lease > 22 or ARGV[8] == '1' then redis.call('PUBLISH', ARGV[6], ARGV[7]) end
+    if ARGV[4] ~= '' then
+      local lowest = tonumber(redis.call('GET', KEYS[3]) or '0')
+      if known then lowest = math.max(lowest, (struct.unpack('>I8', string.sub(header, 27, 34)))) end
+      if tonumber(ARGV[4]) < lowest then return 'OLD' end
+    end
+    redis.call('SET', KEYS[1], ARGV[2], 'PX', ARGV[3])
+    return 'OK'
+""")
+
+# KEYS l · ARGV token, lease in ms
+RENEW = _script("""
+    if string.sub(redis.call('GET', KEYS[1]) or '', 1, 22) ~= ARGV[1] then return 0 end
+    return redis.call('PEXPIRE', KEYS[1], ARGV[2])
+""")
+
+# KEYS l · ARGV token, channel, message
+RELEASE = _script("""
+    local lease = redis.call('GET', KEYS[1]) or ''
+    if string.sub(lease, 1, 22) ~= ARGV[1] then return 0 end
+    if #lease > 22 then redis.call('PUBLISH', ARGV[2], ARGV[3]) end
+    return redis.call('DEL', KEYS[1])
+""")
+
+# KEYS v l g · ARGV lowest version from now on ("" none), life of g in ms, channel, message
+INVALIDATE = _script("""
+    redis.call('DEL', KEYS[1], KEYS[2])
+    redis.call('PUBLISH', ARGV[3], ARGV[4])
+    if ARGV[1] ~= '' then
+      local lowest = redis.call('GET', KEYS[3]) or '0'
+      if tonumber(ARGV[1]) > tonumber(lowest) then lowest = ARGV[1] end
+      redis.call('SET', KEYS[3], lowest, 'PX', ARGV[2])
+    end
+    return 1
+""")
+
+# A mark is of random bytes and the time at which it is set: a request that is executed twice, the second time long
+# after, must not bring an old mark back, and with it what was loaded under it. Times are not compared.
+
+# KEYS t · ARGV random bytes for a mark, life in ms
+MARK = _script("""
+    local mark = redis.call('GET', KEYS[1])
+    if not mark then
+      mark = string.sub(redis.sha1hex(ARGV[1] .. table.concat(redis.call('TIME'), '.')), 1, 11)
+      redis.call('SET', KEYS[1], mark, 'PX', ARGV[2])
+    elseif redis.call('PTTL', KEYS[1]) < ARGV[2] / 2 then
+      redis.call('PEXPIRE', KEYS[1], ARGV[2])
+    end
+    return mark
+""")
+
+# KEYS t · ARGV random bytes for the new mark, life in ms, channel, message
+# A server without memory to spare refuses a script's first SET, but not one that comes after a DEL.
+INVALIDATE_TAG = _script("""
+    local mark = string.sub(redis.sha1hex(ARGV[1] .. table.concat(redis.call('TIME'), '.')), 1, 11)
+    redis.call('DEL', KEYS[1])
+    redis.call('SET', KEYS[1], mark, 'PX', ARGV[2])
+    redis.call('PUBLISH', ARGV[3], ARGV[4])
+    return 1
+""")
+
+
+def new_mark() -> bytes:
+    """Return random bytes for a tag's mark: a count, once lost, would begin again at an old one."""
+    return secrets.token_urlsafe(8).encode()

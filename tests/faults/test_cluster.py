@@ -1,0 +1,398 @@
+"""Cluster: slots that move, primaries that die, and nodes that tell an old map."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+from polling import LIMITS, Scripted, opened, read, reads, until, until_after
+from redis.crc import key_slot
+
+from demo_api.servers import HOST, ValkeyServer, free_port, valkey_server
+from demo_api.topologies import SLOTS, Valkeys, ask, leads, valkey_cluster
+from stampede_guard.stores import Refused
+from stampede_guard.stores._cluster import Cluster
+from stampede_guard.stores._node import Node, Redirected
+from stampede_guard.stores._topology import Topology
+from stampede_guard.stores._urls import make_topology, parse_url
+from stampede_guard.testing import ManualClock
+
+Said = Callable[[], list[str]]
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Valkeys]:
+    """Return a cluster whose nodes no test may harm; slots that a test moves it moves back."""
+    with valkey_cluster() as servers:
+        yield servers
+
+
+@pytest.fixture
+def key(namespace: str) -> str:
+    """Return a key of the first primary's."""
+    return next(key for number in range(1_000) if key_slot((key := f"{namespace}{number}").encode()) < SLOTS // 3)
+
+
+def slot_of(key: str) -> int:
+    """Return the slot of *key*."""
+    return key_slot(key.encode())
+
+
+def port_of(node: Node) -> int:
+    """Return the port of *node*."""
+    port = node._pool.connection_kwargs["port"]
+    assert isinstance(port, int)
+    return port
+
+
+def node_id(server: ValkeyServer) -> str:
+    """Return how the cluster calls *server*."""
+    found = ask(server, "CLUSTER", "MYID")
+    assert isinstance(found, bytes)
+    return found.decode()
+
+
+def assign(servers: Valkeys, slot: int, owner: ValkeyServer) -> None:
+    """Give *slot*, which is empty, to *owner*, in the order in which the new owner's claim is the newer one.
+
+    The other primaries are told; replicas hear of it by gossip.
+    """
+    name = node_id(owner)
+    before = next(line[2][2] for line in ask(owner, "CLUSTER", "SLOTS") if line[0] <= slot <= line[1])
+    ask(owner, "CLUSTER", "SETSLOT", slot, "IMPORTING", before.decode())
+    for server in (owner, *(each for each in servers.primaries if each is not owner)):
+        ask(server, "CLUSTER", "SETSLOT", slot, "NODE", name)
+
+
+async def give_back(servers: Valkeys, slot: int, owner: ValkeyServer) -> None:
+    """Give *slot* to *owner*, and wait until every node has heard of it: the next test begins with one map."""
+    assign(servers, slot, owner)
+
+    def have_all_heard() -> bool:
+        maps = [ask(server, "CLUSTER", "SLOTS") for server in (*servers.primaries, *servers.replicas)]
+        owners = {line[2][1] for told in maps for line in told if line[0] <= slot <= line[1]}
+        return owners == {owner.port}
+
+    await until(have_all_heard, "the nodes to agree")
+
+
+async def write(topology: Topology, node: Node, key: str, *, after: tuple[object, ...] = ()) -> object:
+    """Set *key* at *node*; return the last reply."""
+    *_, reply = await node.exchange(*after, (bytes, "SET", key, "soup"))
+    return reply
+
+
+async def test_every_key_has_its_primary(shared: Valkeys) -> None:
+    """Each of many keys is written where the map says, and nobody redirects."""
+    async with opened(shared.url) as topology:
+        keys = [f"menu-{number}" for number in range(60)]
+        replies = [await write(topology, topology.primary(key), key) for key in keys]
+        ports = {port_of(topology.primary(key)) for key in keys}
+
+    assert [b"OK"] * 60 == replies
+    assert {server.port for server in shared.primaries} == ports
+
+
+async def test_reads_go_to_the_replica_of_the_slot(shared: Valkeys, key: str) -> None:
+    """A good replica answers reads itself, and the primary is asked for none."""
+    before = reads(shared.primary), reads(shared.replicas[0])
+    async with opened(shared.url) as topology:
+        await write(topology, topology.primary(key), key)
+        await until(lambda: topology.replica(key), "the replica to be good")
+        node = topology.replica(key)
+        assert node is not None
+        await until(lambda: ask(shared.replicas[0], "DBSIZE") == ask(shared.primary, "DBSIZE"), "the copy")
+        answer = await read(topology, key)
+
+    assert (node.name, b"soup") == answer
+    assert (before[0], before[1] + 1) == (reads(shared.primary), reads(shared.replicas[0]))
+
+
+async def test_moved_slot_is_followed(shared: Valkeys, key: str) -> None:
+    """MOVED leads to the new owner within the same operation, and all later ones go there at once."""
+    source, target = shared.primaries[0], shared.primaries[1]
+    async with opened(shared.url) as topology:
+        node, generation = topology.primary(key), topology.generation
+        topology._looks._driver.cancel()  # type: ignore[attr-defined]  # or a look at the map could be faster
+        assign(shared, slot_of(key), target)
+        try:
+            refusal = await write(topology, node, key)
+            assert isinstance(refusal, Redirected)
+            followed = await topology.follow(key, node, refusal)
+            assert followed is not None
+            reply = await write(topology, followed, key)
+            ask(target, "DEL", key)
+        finally:
+            await give_back(shared, slot_of(key), source)
+
+        assert (source.port, target.port, b"OK") == (port_of(node), port_of(followed), reply)
+        assert followed is topology.primary(key)
+        assert generation + 1 == topology.generation
+
+
+async def test_map_is_looked_at_after_a_redirection(shared: Valkeys, key: str) -> None:
+    """The whole map is asked for again, so that the other slots that moved with it are known too."""
+    source, target = shared.primaries[0], shared.primaries[1]
+    other = next(f"o{number}" for number in range(1_000) if 0 <= slot_of(f"o{number}") < SLOTS // 3)
+    async with opened(shared.url) as topology:
+        node = topology.primary(key)
+        for moved in (key, other):
+            assign(shared, slot_of(moved), target)
+        try:
+            refusal = await write(topology, node, key)
+            assert isinstance(refusal, Redirected)
+            await topology.follow(key, node, refusal)
+            took = await until(lambda: port_of(topology.primary(other)) == target.port, "the new map")
+        finally:
+            for moved in (key, other):
+                await give_back(shared, slot_of(moved), source)
+
+    assert took < 1.5
+
+
+async def test_slot_on_its_way_is_asked_for_there(shared: Valkeys, key: str) -> None:
+    """ASK leads to the importing node this once; the slot stays where it is."""
+    source, target = shared.primaries[0], shared.primaries[1]
+    async with opened(shared.url) as topology:
+        node, generation = topology.primary(key), topology.generation
+        ask(target, "CLUSTER", "SETSLOT", slot_of(key), "IMPORTING", node_id(source))
+        ask(source, "CLUSTER", "SETSLOT", slot_of(key), "MIGRATING", node_id(target))
+        try:
+            refusal = await write(topology, node, key)
+            assert isinstance(refusal, Redirected)
+            followed = await topology.follow(key, node, refusal)
+            assert followed is not None
+            reply = await write(topology, followed, key, after=((bytes, "ASKING"),))
+            ask(target, "FLUSHALL")
+        finally:
+            for server in (source, target):
+                ask(server, "CLUSTER", "SETSLOT", slot_of(key), "STABLE")
+
+        assert (False, target.port, b"OK") == (refusal.is_moved, port_of(followed), reply)
+        assert (node, generation) == (topology.primary(key), topology.generation)
+
+
+async def test_host_that_the_cluster_does_not_tell(shared: Valkeys, key: str) -> None:
+    """Where nodes tell no host, the one that was asked is meant, in the map and in redirections."""
+    for server in (*shared.primaries, *shared.replicas):
+        ask(server, "CONFIG", "SET", "cluster-preferred-endpoint-type", "unknown-endpoint")
+    try:
+        async with opened(shared.url) as topology:
+            node = topology.primary(key)
+            stranger = topology.primary(next(f"k{n}" for n in range(1_000) if slot_of(f"k{n}") > 2 * SLOTS // 3))
+            refusal = await write(topology, stranger, key)
+            assert isinstance(refusal, Redirected)
+            followed = await topology.follow(key, stranger, refusal)
+            await until(lambda: topology.replica(key), "the replica to be good")
+    finally:
+        for server in (*shared.primaries, *shared.replicas):
+            ask(server, "CONFIG", "SET", "cluster-preferred-endpoint-type", "ip")
+
+    assert "" == refusal.host
+    assert shared.primary.port == port_of(node)
+    assert followed is node
+
+
+async def test_killed_primary_is_replaced_by_its_replica(key: str, said: Said) -> None:
+    """After a crash the replica takes the writes, the generation has risen, and the old one serves reads when back."""
+    with valkey_cluster() as servers:
+        async with opened(servers.url) as topology:
+            await until(lambda: topology.replica(key), "the replica to be good")
+            before, generation = topology.primary(key), topology.generation
+            servers.primary.kill()
+            topology.failed(before)
+            took = await until_after(
+                lambda: leads(servers.replicas[0]), lambda: topology.primary(key) is not before, "another primary"
+            )
+            after = topology.primary(key)
+            reply = await write(topology, after, key)
+            risen = topology.generation - generation
+            servers.primary.revive()
+            await until(lambda: topology.replica(key), "the old primary to be a good replica", deadline=30)
+            found = await read(topology, key)
+            addresses = [HOST, *(str(server.port) for server in (*servers.primaries, *servers.replicas))]
+
+    assert (servers.replicas[0].port, b"OK") == (port_of(after), reply)
+    assert found is not None
+    assert b"soup" == found[1]
+    assert risen >= 1
+    assert took < 1.5
+    assert [] == [address for address in addresses if address in "".join(said())]
+
+
+async def test_no_cluster_anywhere() -> None:
+    """Where nobody answers, or there is no cluster, opening says so, and so does asking for a primary."""
+    with valkey_server() as lone:
+        for port in (free_port(), lone.port):
+            topology = make_topology(parse_url(f"redis+cluster://{HOST}:{port}"), LIMITS, ManualClock())
+            with pytest.raises(ConnectionError):
+                await topology.open()
+            with pytest.raises(ConnectionError):
+                topology.primary("menu")
+            replica = topology.replica("menu")
+            await topology.aclose()
+
+            assert replica is None
+
+
+class Made:
+    """Makes scripted nodes, and keeps them."""
+
+    def __init__(self) -> None:
+        self.nodes: dict[str, Scripted] = {}
+
+    def __call__(self, name: str, address: tuple[str, int], greet: object = None) -> Scripted:
+        """Make one."""
+        node = self.nodes[name] = Scripted(name)
+        return node
+
+
+@pytest.fixture
+def made() -> Made:
+    """Return what makes the topology's nodes."""
+    return Made()
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    """Return the topology's clock."""
+    return ManualClock()
+
+
+@pytest.fixture
+def scripted(made: Made, clock: ManualClock) -> Cluster:
+    """Return a topology of scripted nodes; nothing is asked unless the test does it."""
+    return Cluster(made, [("seed", 1)], clock)  # type: ignore[arg-type]
+
+
+async def hear(topology: Cluster, *replies: object) -> None:
+    """Let a node say *replies*."""
+    node = Scripted("node", *replies)
+    await topology._look(node, ("asked", 1))
+
+
+def shards(*hosts: str) -> list[object]:
+    """Return what CLUSTER SLOTS says; the first of each line's hosts is the primary."""
+    size = SLOTS // len(hosts)
+    return [
+        [at * size, (at + 1) * size - 1, *([host.encode(), 1, b"id"] for host in line.split())]
+        for at, line in enumerate(hosts)
+    ]
+
+
+def told(epoch: int) -> bytes:
+    """Return what CLUSTER INFO says."""
+    return b"cluster_current_epoch:%d" % epoch
+
+
+def names(topology: Cluster) -> dict[str, list[str]]:
+    """Return the names of each primary and its replicas, by the primary's host."""
+    return {host: [node.name for node in group.nodes] for (host, _), group in topology._groups.items()}
+
+
+async def test_older_map_is_not_believed(scripted: Cluster, clock: ManualClock) -> None:
+    """A node that was cut off tells an old map, which changes nothing while newer ones are told."""
+    await hear(scripted, told(7), shards("new", "other"))
+    clock.advance(4.9)
+    await hear(scripted, told(6), shards("old", "other"))
+
+    assert {"new", "other"} == set(names(scripted))
+    assert 0 == scripted.generation
+
+
+async def test_older_map_is_believed_at_last(scripted: Cluster, clock: ManualClock) -> None:
+    """A cluster that was set up anew counts its epochs from the beginning."""
+    await hear(scripted, told(7), shards("old", "other"))
+    clock.advance(5.1)
+    await hear(scripted, told(1), shards("new", "other"))
+    await scripted._probes.aclose()
+
+    assert {"new", "other"} == set(names(scripted))
+    assert 1 == scripted.generation
+
+
+async def test_roles_that_change_hands(scripted: Cluster, made: Made) -> None:
+    """A replica that becomes the primary is a new node, and the other way round; a node that is gone is closed."""
+    await hear(scripted, told(1), shards("a b c"))
+    await hear(scripted, told(2), shards("b a"))
+    await scripted._probes.aclose()
+
+    assert ["b"] == list(names(scripted))
+    (primary, replica) = names(scripted)["b"]
+    number = {"a": 1, **{host: scripted._numbers[host, 1] for host in "bc"}}
+    assert (f"Redis primary {number['b']}", "Redis replica 1") == (primary, replica)
+    closed = {node.name for node in made.nodes.values() if node.is_closed}
+    assert {"Redis primary 1", f"Redis replica {number['b']}", f"Redis replica {number['c']}"} == closed
+    assert 1 == scripted.generation
+
+
+async def test_same_map_changes_nothing(scripted: Cluster) -> None:
+    """A map that says the same again keeps every node."""
+    await hear(scripted, told(1), shards("a b", "c d"))
+    before = [node for group in scripted._groups.values() for node in group.nodes]
+    await hear(scripted, told(1), shards("a b", "c d"))
+
+    assert before == [node for group in scripted._groups.values() for node in group.nodes]
+    assert 0 == scripted.generation
+
+
+async def test_map_after_a_redirection_is_the_maps(scripted: Cluster) -> None:
+    """A redirection that the map does not bear out is forgotten with the next look, though the map is the same."""
+    await hear(scripted, told(1), shards("a", "b"))
+    node = scripted.primary("menu")
+    await scripted.follow("menu", node, Redirected("MovedError", "c", 1, is_moved=True))
+    moved = scripted.primary("menu")
+    await hear(scripted, told(1), shards("a", "b"))
+    await scripted._probes.aclose()
+
+    assert moved is not node
+    assert node is scripted.primary("menu")
+    assert 2 == scripted.generation
+
+
+async def test_cluster_that_does_not_tell_its_epoch(scripted: Cluster) -> None:
+    """Where CLUSTER INFO is not allowed, the last map counts."""
+    await hear(scripted, Refused("NoPermissionError"), shards("a"))
+    await hear(scripted, Refused("NoPermissionError"), shards("b"))
+    await scripted._probes.aclose()
+
+    assert {"b"} == set(names(scripted))
+
+
+@pytest.mark.parametrize(
+    "replies", [(ConnectionError(), None), (told(9), Refused("ResponseError")), (told(9), [])], ids=str
+)
+async def test_node_that_is_no_help(scripted: Cluster, replies: tuple[object, object]) -> None:
+    """Silence, refusals and an empty map change nothing."""
+    await hear(scripted, told(1), shards("a"))
+    await hear(scripted, *replies)
+
+    assert ({"a"}, 1) == (set(names(scripted)), scripted._epoch)
+
+
+@pytest.mark.parametrize("code", ["ClusterDownError", "TryAgainError", "MasterDownError", "OutOfMemoryError"])
+async def test_other_refusals_stand(scripted: Cluster, code: str) -> None:
+    """Nobody else would answer better; whether the map is looked at depends on the word."""
+    await hear(scripted, told(1), shards("a"))
+
+    assert await scripted.follow("menu", scripted.primary("menu"), Refused(code)) is None
+    assert scripted._looks._hurried.is_set() == (code in {"ClusterDownError", "MasterDownError"})
+
+
+async def test_addresses_are_translated(made: Made) -> None:
+    """A cluster behind a tunnel is reached by the client's own translation."""
+    topology = Cluster(made, [], ManualClock(), translate=lambda address: ("tunnel", address[1] + 5))  # type: ignore[arg-type]
+    await hear(topology, told(1), shards("a b"))
+    await topology.follow("menu", topology.primary("menu"), Redirected("AskError", "c", 3, is_moved=False))
+
+    assert {("tunnel", 6), ("tunnel", 8)} == set(topology._groups)
+
+
+async def test_restarted_primary_is_counted(scripted: Cluster) -> None:
+    """A primary that lost its memory raises the generation; one that is silent makes the map be looked at."""
+    await hear(scripted, told(1), shards("a"))
+    (group,) = scripted._groups.values()
+    seen = []
+    for change in ("silent", "restarted"):
+        scripted._note_change(group, change)
+        seen.append((scripted.generation, scripted._looks._hurried.is_set()))
+
+    assert [(0, True), (1, True)] == seen

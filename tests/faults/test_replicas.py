@@ -1,0 +1,414 @@
+"""Replicas that hang, lag, or are being filled: reads go where the truth is."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from time import monotonic
+
+import pytest
+from polling import LIMITS, Scripted, opened, read, reads, until
+from redis import Redis
+
+from demo_api.servers import HOST, valkey_server
+from demo_api.topologies import REPLICATION, Valkeys, ask, follows, valkey_replicated
+from stampede_guard.stores import Refused
+from stampede_guard.stores._node import Limits
+from stampede_guard.stores._replicas import Group, Replicated, close_all
+from stampede_guard.stores._rounds import Rounds
+from stampede_guard.stores._topology import Topology
+from stampede_guard.stores._urls import make_topology, parse_url
+from stampede_guard.testing import ManualClock
+
+Said = Callable[[], list[str]]
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Valkeys]:
+    """Return a primary with two replicas that no test may harm."""
+    with valkey_replicated() as servers:
+        yield servers
+
+
+def names(topology: Topology, tries: int = 60) -> set[str]:
+    """Return the names of the replicas that reads go to."""
+    return {node.name for _ in range(tries) if (node := topology.replica("menu")) is not None}
+
+
+async def test_reads_are_spread_over_good_replicas(shared: Valkeys, namespace: str) -> None:
+    """Both replicas serve what was written to the primary, and the primary is asked for no read."""
+    ask(shared.primary, "SET", namespace, "soup")
+    asked_of_primary = reads(shared.primary)
+    async with opened(shared.url) as topology:
+        await until(lambda: len(names(topology)) == 2, "both replicas to be good")
+        answers = [await read(topology, namespace) for _ in range(40)]
+
+    assert {("Redis replica 1", b"soup"), ("Redis replica 2", b"soup")} == {*answers}
+    assert asked_of_primary == reads(shared.primary)
+
+
+async def test_no_reads_before_the_first_good_word(shared: Valkeys) -> None:
+    """When a topology has just been opened, no replica is good yet; nobody has asked one."""
+    topology = make_topology(parse_url(shared.url), LIMITS, monotonic)
+
+    assert topology.has_replicas
+    assert topology.replica("menu") is None
+    await topology.aclose()
+
+
+async def test_replica_that_is_being_filled_gets_no_read(said: Said) -> None:
+    """During a full resync a replica serves nothing, whatever it would answer; when it is connected, it serves."""
+    with valkey_server("--rdb-key-save-delay", "1500", *REPLICATION) as primary, valkey_server() as replica:
+        with Redis(host=HOST, port=primary.port) as client:
+            client.mset({f"menu-{number}": "new" for number in range(1_000)})
+        ask(replica, "SET", "menu-7", "old")
+        ask(replica, "REPLICAOF", HOST, primary.port)
+        async with opened(f"redis://{HOST}:{primary.port},{HOST}:{replica.port}") as topology:
+            answers = set()
+            while not follows(replica):
+                answers.add(await read(topology, "menu-7"))
+                await asyncio.sleep(0.01)
+            early = reads(replica)
+            took = await until(lambda: topology.replica("menu-7"), "the replica to be good")
+            late = await read(topology, "menu-7")
+
+    assert ({None}, 0) == (answers, early)
+    assert took < 1
+    assert late == ("Redis replica 1", b"new")
+    assert ["it is not connected to its primary, or is being filled by it", "reads"] == [
+        line.removeprefix("Redis replica 1 serves ").removeprefix("no reads: ") for line in said()
+    ]
+
+
+async def test_frozen_replica_is_left_within_a_second(said: Said) -> None:
+    """Reads leave a replica that hangs, none takes longer than its deadline, and it is used again when it answers."""
+    slowest = 0.0
+    with valkey_replicated() as servers:
+        async with opened(servers.url) as topology:
+            await until(lambda: len(names(topology)) == 2, "both replicas to be good")
+            servers.replicas[0].freeze()
+            frozen_at = monotonic()
+            left_after = 0.0
+            while monotonic() < frozen_at + 1.5:
+                started_at = monotonic()
+                answer = await read(topology, "menu")
+                slowest = max(slowest, monotonic() - started_at)
+                if answer is None or answer[0] == "Redis replica 1":
+                    left_after = monotonic() - frozen_at
+                await asyncio.sleep(0.001)
+            told = [line.partition(" (")[0] for line in said()][2:]
+            servers.replicas[0].thaw()
+            await until(lambda: len(names(topology)) == 2, "the thawed replica to be good")
+
+    assert left_after < 1
+    assert slowest < LIMITS.connect_timeout + LIMITS.deadline + 0.2
+    assert ["Redis replica 1 does not answer"] == told
+    assert "Redis replica 1 answers again" == said()[-1]
+
+
+async def test_killed_replica_is_left_and_found_again(said: Said) -> None:
+    """Reads leave a replica that is gone; when it is back and connected, it serves again. The log has no address."""
+    with valkey_replicated(replicas=1) as servers:
+        async with opened(servers.url) as topology:
+            await until(lambda: topology.replica("menu"), "the replica to be good")
+            servers.replicas[0].kill()
+            left_after = await until(lambda: topology.replica("menu") is None, "reads to leave")
+            await until(lambda: len(said()) > 1, "a word about it")
+            servers.replicas[0].revive()
+            await until(lambda: topology.replica("menu"), "the replica to be good again")
+            addresses = [HOST, *(str(server.port) for server in (servers.primary, *servers.replicas))]
+
+    assert left_after < 1
+    assert [] == [address for address in addresses if address in "".join(said())]
+
+
+async def test_failed_read_sends_the_next_elsewhere_at_once(shared: Valkeys) -> None:
+    """A read that was not answered keeps all others away until the replica has proved itself again."""
+    async with opened(shared.url) as topology:
+        await until(lambda: len(names(topology)) == 2, "both replicas to be good")
+        node = topology.replica("menu")
+        assert node is not None
+        topology.failed(node)
+        left = names(topology)
+        await until(lambda: len(names(topology)) == 2, "the replica to be good again")
+
+    assert 1 == len(left)
+    assert node.name not in left
+
+
+async def test_replica_without_its_primary_serves_no_reads() -> None:
+    """When the primary is gone, nobody can say what a replica has missed."""
+    with valkey_replicated(replicas=1) as servers:
+        async with opened(servers.url) as topology:
+            await until(lambda: topology.replica("menu"), "the replica to be good")
+            servers.primary.kill()
+            took = await until(lambda: topology.replica("menu") is None, "reads to end")
+
+    assert took < 1.5
+
+
+async def test_restarted_primary_is_noticed() -> None:
+    """A primary that has lost its memory counts as another one."""
+    with valkey_replicated(replicas=1) as servers:
+        async with opened(servers.url) as topology:
+            await until(lambda: topology.replica("menu"), "the replica to be good")
+            before = topology.generation
+            servers.primary.kill()
+            servers.primary.revive()
+            await until(lambda: topology.generation > before, "the restart to be noticed")
+            await until(lambda: topology.replica("menu"), "the replica to be good again")
+
+    assert topology.generation == before + 1
+
+
+@pytest.mark.parametrize("silent", ["primary", "replica"])
+async def test_without_permission_to_ask_no_replica_is_read_from(silent: str, said: Said) -> None:
+    """Where ROLE is refused there are no reads from replicas, and one warning says why."""
+    with valkey_replicated() as servers:
+        for server in [servers.primary] if silent == "primary" else servers.replicas:
+            ask(server, "ACL", "SETUSER", "default", "-role")
+        async with opened(servers.url) as topology:
+            await until(lambda: [line for line in said() if "+role" in line], "the warning")
+            found = names(topology)
+            (warning,) = [line for line in said() if "+role" in line]
+
+    assert set() == found
+    assert "so no replica serves reads" in warning
+
+
+async def round_of(group: Group) -> None:
+    """Ask everybody once."""
+    for _, question in group.questions():
+        await question()
+
+
+async def test_lag_is_measured_on_one_clock() -> None:
+    """A replica is good for a second from the moment at which the primary had no more than it has."""
+    clock = ManualClock()
+    primary, replica = Scripted("primary"), Scripted("replica")
+    group = Group(primary, clock, lambda *_: None)
+    group.keep([replica])
+    seen = []
+    for offset_of_primary, offset_of_replica in [(100, 90), (100, 100), (200, 100), (300, 199), (400, 300), (400, 400)]:
+        primary.replies = [[b"master", offset_of_primary, []], b"run_id:a"]
+        replica.replies = [[b"slave", b"host", 1, b"connected", offset_of_replica]]
+        await round_of(group)
+        seen.append(group.good() is replica)
+        clock.advance(0.4)
+    clock.advance(1)
+
+    # Not yet; at once; 0.4 s behind; 0.8 s behind, still; 0.8 s behind 300, fresh enough; at once.
+    assert [False, True, True, True, True, True] == seen
+    assert group.good() is None
+
+
+async def test_replica_that_lags_too_far_is_left(said: Said) -> None:
+    """A replica whose copy is more than a second old serves nothing until it has caught up."""
+    clock = ManualClock()
+    primary, replica = Scripted("primary"), Scripted("replica")
+    group = Group(primary, clock, lambda *_: None)
+    group.keep([replica])
+    replica.replies = [[b"slave", b"host", 1, b"connected", 100]]
+    seen = []
+    for offset in (100, 200, 300, 400, 500):
+        primary.replies = [[b"master", offset, []], b"run_id:a"]
+        await round_of(group)
+        seen.append(group.good() is replica)
+        clock.advance(0.4)
+
+    assert [True, True, True, False, False] == seen
+    assert ["replica serves reads", "replica serves no reads: it lags behind"] == said()
+
+
+@pytest.mark.parametrize(
+    ("role", "why"),
+    [
+        ([b"slave", b"other", 1, b"connected", 100], "it follows another primary"),
+        ([b"slave", b"host", 2, b"connected", 100], "it follows another primary"),
+        ([b"slave", b"host", 1, b"sync", 100], "it is not connected to its primary, or is being filled by it"),
+        ([b"slave", b"host", 1, b"connect", -1], "it is not connected to its primary, or is being filled by it"),
+        ([b"master", 100, []], "it is no replica"),
+    ],
+)
+async def test_what_keeps_reads_away(role: list[object], why: str, said: Said) -> None:
+    """Only a replica that is connected to this very primary serves reads."""
+    primary, replica = Scripted("primary"), Scripted("replica")
+    group = Group(primary, ManualClock(), lambda *_: None, ("host", 1))
+    group.keep([replica])
+    primary.replies = [[b"master", 100, []], b"run_id:a"]
+    replica.replies = [[b"slave", b"host", 1, b"connected", 100]]
+    await round_of(group)
+    was_good = group.good() is replica
+    replica.replies = [role]
+    await round_of(group)
+
+    assert was_good
+    assert group.good() is None
+    assert f"replica serves no reads: {why}" == said()[-1]
+
+
+async def test_history_that_was_cut_is_another_primary() -> None:
+    """An offset that falls tells a restart where INFO is not allowed; a role that changes is told once."""
+    changes: list[str] = []
+    primary = Scripted("primary")
+    group = Group(primary, ManualClock(), lambda _, change: changes.append(change))
+    for role in ([b"master", 9, []], [b"master", 4, []], [b"slave", b"", 1, b"", 4], [b"slave", b"", 1, b"", 4]):
+        primary.replies = [role, b""]
+        await round_of(group)
+
+    assert ["restarted", "demoted"] == changes
+
+
+async def test_closing_in_the_middle_of_a_probe() -> None:
+    """A topology whose servers hang is closed without waiting for their answers."""
+    with valkey_replicated(replicas=1) as servers:
+        limits = Limits(deadline=30, connect_timeout=30)
+        topology = make_topology(parse_url(servers.url), limits, monotonic)
+        assert isinstance(topology, Replicated)
+        await topology.open()
+        servers.replicas[0].freeze()
+        await until(lambda: len(topology._rounds._pending) > 0, "a probe to hang")
+        started_at = monotonic()
+        await topology.aclose()
+
+    assert monotonic() - started_at < 5
+    assert {asyncio.current_task()} == asyncio.all_tasks()
+
+
+async def test_node_that_does_not_answer_is_asked_less_often(said: Said) -> None:
+    """After three misses in a row a replica is asked again when its pause is over, and is back when it is good."""
+    clock = ManualClock()
+    primary, replica = Scripted("primary", [b"master", 100, []], b""), Scripted("replica", TimeoutError())
+    group = Group(primary, clock, lambda *_: None)
+    group.keep([replica])
+    for _ in range(4):
+        await round_of(group)
+    asked = replica.asked
+    clock.advance(0.3)
+    replica.replies = [[b"slave", b"host", 1, b"connected", 100]]
+    await round_of(group)
+
+    assert 3 == asked
+    assert group.good() is replica
+    assert ["replica does not answer", "replica answers again", "replica serves reads"] == [
+        line.partition(" (")[0] for line in said()
+    ]
+
+
+async def test_node_that_is_silent_for_a_second_is_out(said: Said) -> None:
+    """One miss is enough if the last answer is a second old."""
+    clock = ManualClock()
+    group = Group(Scripted("primary"), clock, lambda *_: None)
+    replica = Scripted("replica")
+    group.keep([replica])
+    clock.advance(1.1)
+    group.failed(replica)
+
+    assert ["replica does not answer (no answer); going on without it, probing again and again"] == said()
+
+
+async def test_probe_that_was_cancelled_is_no_verdict() -> None:
+    """A half-open probe that is given up leaves the replica to the next one."""
+    clock = ManualClock()
+    replica = Scripted("replica")
+    group = Group(Scripted("primary"), clock, lambda *_: None)
+    group.keep([replica])
+    (gate,) = group._gates
+    gate.breaker.trip("no answer")
+    clock.advance(0.3)
+    replica.replies = [asyncio.CancelledError()]
+    with pytest.raises(asyncio.CancelledError):
+        await group._probe(gate)
+
+    assert "open" == gate.breaker.state
+
+
+async def test_word_of_a_replica_lasts_a_second() -> None:
+    """While a replica's next answer is awaited, its last one serves for a second, though nothing new was written."""
+    clock = ManualClock()
+    primary, replica = Scripted("primary", [b"master", 100, []], b""), Scripted("replica")
+    group = Group(primary, clock, lambda *_: None)
+    group.keep([replica])
+    replica.replies = [[b"slave", b"host", 1, b"connected", 100]]
+    await round_of(group)
+    seen = []
+    for _ in range(3):
+        clock.advance(0.4)
+        await group._probe_primary()
+        seen.append(group.good() is replica)
+
+    assert [True, True, False] == seen
+
+
+async def test_barred_replicas_are_asked_no_more() -> None:
+    """Once a ROLE was refused, only the primary is asked."""
+    primary, replica = Scripted("primary", [b"master", 9, []], b""), Scripted("replica", Refused("NoPermissionError"))
+    group = Group(primary, ManualClock(), lambda *_: None)
+    group.keep([replica])
+    for _ in range(3):
+        await round_of(group)
+
+    assert (3, 1) == (primary.asked, replica.asked)
+
+
+async def test_list_of_addresses_is_what_it_says() -> None:
+    """With a plain list nobody else is to be found: refusals stand, and a primary that says no is no answer."""
+    primary, replica = Scripted("primary", Refused("NoPermissionError")), Scripted("replica")
+    topology = Replicated(primary, [replica], ManualClock())
+    with pytest.raises(Refused, match="NoPermissionError"):
+        await topology.open()
+    followed = await topology.follow("menu", primary, Refused("ReadOnlyError"))
+    topology.failed(primary)
+    await topology.aclose()
+
+    assert followed is None
+    assert topology.primary("menu") is primary
+    assert primary.is_closed
+    assert replica.is_closed
+
+
+async def test_primary_that_changes_is_counted() -> None:
+    """A role or a history that changes raises the generation; silence does not."""
+    primary = Scripted("primary")
+    topology = Replicated(primary, [], ManualClock())
+    seen = []
+    for reply in ([b"master", 9, []], TimeoutError(), [b"master", 4, []], [b"slave", b"", 1, b"", 4]):
+        primary.replies = [reply, b""]
+        await round_of(topology._group)
+        seen.append(topology.generation)
+
+    assert [0, 0, 1, 2] == seen
+
+
+async def test_nodes_that_do_not_close() -> None:
+    """One node that does not close keeps no other from closing, and is told."""
+    stubborn, other = Scripted("stubborn"), Scripted("other")
+    stubborn.error_at_closing = TimeoutError()
+
+    with pytest.raises(ExceptionGroup, match="did not close"):
+        await close_all([stubborn, other])
+
+    assert other.is_closed
+
+
+async def test_rounds_survive_what_nobody_foresaw(said: Said) -> None:
+    """A question that fails is told, and asked again; starting twice is starting once."""
+    node, times = Scripted("node"), 0
+
+    async def ask_in_vain() -> None:
+        nonlocal times
+        times += 1
+        raise LookupError
+
+    rounds = Rounds(0.06, lambda: [(node, ask_in_vain)])
+    rounds.start()
+    driver = rounds._driver
+    rounds.start()
+    await until(lambda: times >= 2, "a second round")
+    node.error_at_closing = TimeoutError()
+    rounds.close([node])
+    same = driver is rounds._driver
+    await rounds.aclose()
+    await Rounds(1, lambda: ()).aclose()
+
+    assert same
+    assert "node was asked in vain (LookupError)" == said()[0]
+    assert "node did not close cleanly (TimeoutError)" == said()[-1]

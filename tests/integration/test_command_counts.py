@@ -1,0 +1,292 @@
+"""What calls cost: round trips and commands, counted on the wire and by the server."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+import pytest
+from onlooker import Tally, commands_run, instance_of, is_expecting, load_scripts, tier_of, until
+from redis.asyncio import Redis
+
+from stampede_guard import Guard, _backplane, _guard, _operation, coalesce
+from stampede_guard._messages import Message
+from stampede_guard.testing import Gate
+
+OP = "menu-7"
+ACQUIRED = {"getrange": 1, "get": 1, "set": 1}
+FILLED = {"get": 1, "getrange": 1, "del": 1, "set": 1}
+MARKED = {"get": 1, "pttl": 1}
+
+
+class Cost(NamedTuple):
+    """What something cost.
+
+    Attributes:
+        round_trips: How often a guard had to wait for the server.
+        sent: Names of the commands that went over the wire, in order.
+        ran: How often the server ran each command, within scripts and without.
+    """
+
+    round_trips: int
+    sent: list[str]
+    ran: dict[str, int]
+
+
+class Meter:
+    """Two guards over one proxy, that have all that a first call needs."""
+
+    def __init__(self, tally: Tally, admin: Redis, guard: Guard, other: Guard) -> None:
+        self.guard = guard
+        self.other = other
+        self._tally = tally
+        self._admin = admin
+
+    async def cost(self, action: Callable[[], Awaitable[object]]) -> Cost:
+        """Return what *action* costs."""
+        before = await commands_run(self._admin)
+        self._tally.restart()
+        await action()
+        round_trips, sent = self._tally.round_trips, [*self._tally.commands]
+        ran = await commands_run(self._admin) - before
+        del ran["info"]  # our own
+        return Cost(round_trips, sent, dict(ran))
+
+
+def added(*parts: dict[str, int]) -> dict[str, int]:
+    """Return the sum of *parts*."""
+    return {name: sum(part.get(name, 0) for part in parts) for name in {name for part in parts for name in part}}
+
+
+def evalsha(times: int) -> dict[str, int]:
+    """Return that so many scripts were run."""
+    return {"evalsha": times}
+
+
+@pytest.fixture
+async def meter(redis_url: str, namespace: str, admin: Redis, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Meter]:
+    """Return guards that say no word of their own accord, connected, with scripts and marks in place."""
+    monkeypatch.setattr(_backplane, "_BEAT", 600.0)
+    monkeypatch.setattr(_operation, "_LEASES", (60.0, 60.0))
+    monkeypatch.setattr(_guard, "_POLLS", (60.0, 60.0))
+    await load_scripts(admin)
+    tally = Tally(urlsplit(redis_url).port or 6379)
+    options: dict[str, Any] = {"namespace": namespace, "deadline": 5, "connect_timeout": 5}
+    async with tally.listening(), Guard(tally.url, **options) as guard, Guard(tally.url, **options) as other:
+        for each in (guard, other):
+            await ask(each, "warm-up", tags=("menus", "restaurant:3"))
+            await ask(each, "warm-up", tags=("menus", "restaurant:3"))
+        yield Meter(tally, admin, guard, other)
+
+
+async def _settled(guard: Guard) -> None:
+    await until(lambda: not tier_of(guard).upkeep, "what nobody waits for")
+
+
+async def load() -> str:
+    """Load."""
+    return "soup"
+
+
+async def fail() -> str:
+    """Load nothing."""
+    raise ValueError("out of soup")
+
+
+async def ask(guard: Guard, op: str = OP, **options: Any) -> str:
+    """Make a call that looks into the store."""
+    return await guard.fetch(op, load, l2_ttl=60, returns=str, **options)
+
+
+async def test_cold_miss(meter: Meter) -> None:
+    """A miss costs two round trips: the right to load, with the namespace's mark, and the fill."""
+    cost = await meter.cost(lambda: ask(meter.guard))
+
+    assert (2, ["EVALSHA"] * 3) == cost[:2]
+    assert added(evalsha(3), ACQUIRED, MARKED, FILLED) == cost.ran
+
+
+async def test_cold_miss_with_versions(meter: Meter) -> None:
+    """A versioned fill looks up the lowest version, on the server."""
+    cost = await meter.cost(lambda: ask(meter.guard, version=len))
+
+    assert (2, ["EVALSHA"] * 3) == cost[:2]
+    assert added(evalsha(3), ACQUIRED, MARKED, FILLED, {"get": 1}) == cost.ran
+
+
+async def test_cold_miss_with_tags(meter: Meter) -> None:
+    """Each tag adds a command, and no round trip."""
+    cost = await meter.cost(lambda: ask(meter.guard, tags=("menus", "restaurant:3")))
+
+    assert (2, ["EVALSHA"] * 5) == cost[:2]
+    assert added(evalsha(5), ACQUIRED, MARKED, MARKED, MARKED, FILLED) == cost.ran
+
+
+async def test_cold_miss_of_many_callers(meter: Meter) -> None:
+    """A hundred callers of one guard cost what one costs."""
+    cost = await meter.cost(lambda: asyncio.gather(*(ask(meter.guard) for _ in range(100))))
+
+    assert (2, ["EVALSHA"] * 3) == cost[:2]
+
+
+async def test_hit_in_the_store(meter: Meter) -> None:
+    """A hit costs one round trip."""
+    await ask(meter.other)
+
+    cost = await meter.cost(lambda: ask(meter.guard))
+
+    assert (1, ["EVALSHA"] * 2) == cost[:2]
+    assert added(evalsha(2), {"getrange": 1, "pttl": 1}, MARKED) == cost.ran
+
+
+async def test_hit_with_tags(meter: Meter) -> None:
+    """Here too, each tag adds a command, and no round trip."""
+    await ask(meter.other, tags=("menus", "restaurant:3"))
+
+    cost = await meter.cost(lambda: ask(meter.guard, tags=("menus", "restaurant:3")))
+
+    assert (1, ["EVALSHA"] * 4) == cost[:2]
+
+
+async def test_hit_in_memory(meter: Meter) -> None:
+    """A hit in memory costs nothing."""
+    await ask(meter.guard, ttl=60)
+
+    assert (0, [], {}) == await meter.cost(lambda: ask(meter.guard, ttl=60))
+
+
+async def test_memory_alone(meter: Meter) -> None:
+    """What is not to be stored does not bother the store."""
+    assert (0, [], {}) == await meter.cost(lambda: meter.guard.fetch(OP, load, ttl=60))
+
+
+async def test_entry_whose_tag_was_invalidated(meter: Meter) -> None:
+    """An entry that is there and not valid costs one round trip more than none: it is asked for without it."""
+    await ask(meter.other, tags=("menus",))
+    await meter.other.invalidate_tag("menus")
+
+    cost = await meter.cost(lambda: ask(meter.guard, tags=("menus",)))
+
+    assert (3, ["EVALSHA"] * 7) == cost[:2]
+
+
+async def test_invalidation(meter: Meter) -> None:
+    """An invalidation costs one round trip, and one message."""
+    await ask(meter.guard)
+
+    cost = await meter.cost(lambda: meter.guard.invalidate(OP))
+
+    assert (1, ["EVALSHA"]) == cost[:2]
+    assert {"evalsha": 1, "del": 1, "publish": 1} == cost.ran
+
+
+async def test_invalidation_with_a_version(meter: Meter) -> None:
+    """The lowest version is kept by the same script."""
+    cost = await meter.cost(lambda: meter.guard.invalidate(OP, version=7))
+
+    assert (1, ["EVALSHA"]) == cost[:2]
+    assert {"evalsha": 1, "del": 1, "publish": 1, "get": 1, "set": 1} == cost.ran
+
+
+@pytest.mark.parametrize("is_tag", [True, False], ids=["tag", "clear"])
+async def test_invalidation_of_many(is_tag: bool, meter: Meter) -> None:  # noqa: FBT001
+    """So does one of all entries with a tag, and one of everything."""
+    guard = meter.guard
+
+    cost = await meter.cost(lambda: guard.invalidate_tag("menus") if is_tag else guard.clear())
+
+    assert (1, ["EVALSHA"]) == cost[:2]
+    assert {"evalsha": 1, "time": 1, "del": 1, "set": 1, "publish": 1} == cost.ran
+
+
+async def test_refresh(meter: Meter) -> None:
+    """A refresh costs what a miss costs, and one message."""
+
+    @coalesce(OP, guard=meter.guard, l2_ttl=60)
+    async def refreshed() -> str:
+        return "soup"
+
+    await refreshed()
+    cost = await meter.cost(refreshed.refresh)
+
+    assert (2, ["EVALSHA"] * 3) == cost[:2]
+    assert added(evalsha(3), {"get": 1, "set": 1}, MARKED, FILLED, {"publish": 1}) == cost.ran
+
+
+async def test_failed_load(meter: Meter) -> None:
+    """A load that fails costs as many round trips as one that does not: the right is given back."""
+
+    async def action() -> None:
+        with pytest.raises(ValueError, match="out of soup"):
+            await meter.guard.fetch(OP, fail, l2_ttl=60, returns=str)
+        await _settled(meter.guard)
+
+    cost = await meter.cost(action)
+
+    assert (2, ["EVALSHA"] * 3) == cost[:2]
+    assert added(evalsha(3), ACQUIRED, MARKED, {"get": 1, "del": 1}) == cost.ran
+
+
+async def test_wait_for_another_guard_s_load(meter: Meter) -> None:
+    """Whoever waits asks once, once more when they listen, and when they are woken: three round trips."""
+    gate = Gate()
+
+    async def slow() -> str:
+        await gate.passage()
+        return "soup"
+
+    leader = asyncio.create_task(meter.other.fetch(OP, slow, l2_ttl=60, returns=str))
+    await gate.arrivals(1)
+
+    async def wait() -> None:
+        follower = asyncio.create_task(ask(meter.guard))
+        await until(lambda: is_expecting(meter.guard, OP), "the wait")
+        await until(lambda: len(meter._tally.commands) == 4, "the second look")
+        gate.open()
+        assert ["soup", "soup"] == await asyncio.gather(leader, follower)
+
+    cost = await meter.cost(wait)
+
+    # The leader's fill is among them.
+    assert (3 + 1, ["EVALSHA"] * (6 + 1)) == cost[:2]
+    assert cost.ran["publish"] == 1
+    assert cost.ran["append"] == 1
+
+
+async def test_scripts_that_the_server_has_forgotten(meter: Meter, admin: Redis) -> None:
+    """After a restart each script is sent in full once: that costs a round trip each, and the next miss none."""
+    await admin.script_flush()
+
+    first = await meter.cost(lambda: ask(meter.guard))
+    second = await meter.cost(lambda: ask(meter.guard, "menu-8"))
+
+    assert (5, ["EVALSHA", "EVALSHA", "EVAL", "EVAL", "EVALSHA", "EVAL"]) == first[:2]
+    assert (2, ["EVALSHA"] * 3) == second[:2]
+
+
+async def test_heartbeat(meter: Meter) -> None:
+    """A heartbeat is one command."""
+    message = Message("h", instance_of(meter.guard), "1.0")
+
+    cost = await meter.cost(lambda: tier_of(meter.guard).publish(message, _backplane._UNCOUNTED))
+
+    assert (1, ["PUBLISH"], {"publish": 1}) == cost
+
+
+async def test_renewal(meter: Meter) -> None:
+    """Each renewal of a lease is one round trip."""
+    gate = Gate()
+
+    async def slow() -> str:
+        await gate.passage()
+        return "soup"
+
+    leader = asyncio.create_task(meter.guard.fetch(OP, slow, l2_ttl=60, returns=str))
+    await gate.arrivals(1)
+    lease = tier_of(meter.guard).lease(OP, (), 60.0, 60.0, _backplane._UNCOUNTED)
+
+    cost = await meter.cost(lease._renew)
+
+    assert (1, ["EVALSHA"], {"evalsha": 1, "get": 1}) == cost  # another token's: nothing is prolonged
+    gate.open()
+    await leader

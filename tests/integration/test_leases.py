@@ -1,0 +1,553 @@
+"""One load for all of a cluster: each guard here has an instance of its own, as a process has."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from onlooker import backplane_of, instance_of, is_expecting, is_up, leases_of, until, until_gone, until_there
+from redis.asyncio import Redis
+
+from demo_api.servers import ValkeyServer, valkey_server
+from stampede_guard import Guard, LoadTimeout, WaitTimeout, _backplane, _guard, _operation, coalesce
+from stampede_guard.testing import Gate, ManualClock
+
+MakeGuard = Callable[..., Guard]
+
+OP = "menu-7"
+OTHER = "o" * 22
+
+
+@pytest.fixture
+def key(namespace: str) -> str:
+    """Return the base of the op's keys."""
+    return f"sg1:{{{namespace}:{OP}}}"
+
+
+@pytest.fixture
+def long_leases(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no lease end, and nobody look again, before the test is over: only a word can wake."""
+    monkeypatch.setattr(_operation, "_LEASES", (60.0, 60.0))
+    monkeypatch.setattr(_guard, "_POLLS", (60.0, 60.0))
+
+
+@pytest.fixture
+def short_leases(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let leases last for a third of a second."""
+    monkeypatch.setattr(_operation, "_LEASES", (0.3, 0.3))
+
+
+@pytest.fixture
+async def pair(make_guard: MakeGuard) -> AsyncIterator[tuple[Guard, Guard]]:
+    """Return two guards, open."""
+    async with make_guard() as first, make_guard() as second:
+        yield first, second
+
+
+@pytest.fixture
+def valkey() -> Iterator[ValkeyServer]:
+    """Return a server that the test may kill and freeze."""
+    with valkey_server() as server:
+        yield server
+
+
+class Kitchen:
+    """Loads: counts, and waits at a gate, which is open unless the test says otherwise."""
+
+    def __init__(self, *, is_open: bool = True) -> None:
+        self.gate = Gate()
+        self.dishes: Iterator[str] = iter(f"soup {number}" for number in range(1, 1000))
+        self.error: Exception | None = None
+        if is_open:
+            self.gate.open()
+
+    @property
+    def loads(self) -> int:
+        """How many loads began."""
+        return self.gate.arrived
+
+    async def load(self) -> str:
+        """Load."""
+        dish = next(self.dishes)
+        await self.gate.passage()
+        if self.error is not None:
+            raise self.error
+        return dish
+
+
+def ask(guard: Guard, kitchen: Kitchen, **options: Any) -> "asyncio.Task[str]":
+    """Begin a call that both tiers remember."""
+    options = {"ttl": 60, "l2_ttl": 60, "returns": str, **options}
+    return asyncio.create_task(guard.fetch(OP, kitchen.load, **options))
+
+
+def refreshing(guard: Guard, kitchen: Kitchen) -> Callable[[], Any]:
+    """Return what refreshes the op."""
+
+    @coalesce(OP, guard=guard, ttl=60, l2_ttl=60)
+    async def load() -> str:
+        return await kitchen.load()
+
+    return load.refresh
+
+
+async def test_each_guard_is_an_instance(make_guard: MakeGuard) -> None:
+    """Two guards of one process are as strange to each other as two processes."""
+    async with AsyncExitStack() as stack:
+        guards = [await stack.enter_async_context(make_guard()) for _ in range(5)]
+        instances = {instance_of(guard) for guard in guards}
+
+    assert len(instances) == 5
+    assert {22} == {len(instance) for instance in instances}
+
+
+@pytest.mark.usefixtures("long_leases")
+async def test_one_load_for_all_guards(make_guard: MakeGuard, admin: Redis, key: str) -> None:
+    """Five guards with ten callers each load once; the end of the load wakes all, and leaves no lease."""
+    kitchen = Kitchen(is_open=False)
+    async with AsyncExitStack() as stack:
+        guards = [await stack.enter_async_context(make_guard()) for _ in range(5)]
+        calls = [ask(guards[0], kitchen)]
+        await kitchen.gate.arrivals(1)
+        calls += [ask(guard, kitchen) for guard in guards for _ in range(10)]
+        await until(lambda: all(is_expecting(guard, OP) for guard in guards[1:]), "four to wait")
+        kitchen.gate.open()
+        answers = await asyncio.gather(*calls)
+
+        assert [{}] * 5 == [backplane_of(guard)._waiting for guard in guards]
+    stats = [guard.stats() for guard in guards]
+
+    assert {"soup 1"} == {*answers}
+    assert kitchen.loads == 1
+    assert [1, 0, 0, 0, 0] == [each.loads for each in stats]
+    assert [0, 1, 1, 1, 1] == [each.l2_waits for each in stats]
+    assert [0, 1, 1, 1, 1] == [each.l2_hits for each in stats]
+    assert [1, 0, 0, 0, 0] == [each.l2_misses for each in stats]
+    assert not await admin.exists(f"{key}:l")
+
+
+@pytest.mark.usefixtures("long_leases")
+async def test_word_that_comes_before_one_listens_is_not_missed(pair: tuple[Guard, Guard], admin: Redis) -> None:
+    """The load may end between the answer that somebody else loads and the wait; it is asked for once more."""
+    first, second = pair
+    kitchen = Kitchen(is_open=False)
+    leader = ask(first, kitchen)
+    await kitchen.gate.arrivals(1)
+    expecting = backplane_of(second).expecting
+
+    def late(op: str) -> Any:
+        kitchen.gate.open()
+        return expecting(op)
+
+    backplane = backplane_of(second)
+    backplane.expecting = late  # type: ignore[method-assign]
+    follower = ask(second, kitchen)
+
+    assert ["soup 1"] * 2 == await asyncio.gather(leader, follower)
+
+
+async def test_lost_word_is_made_up_for_by_polling(
+    pair: tuple[Guard, Guard], admin: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the bus cut off for good, whoever waits finds the value by looking again."""
+    monkeypatch.setattr(_operation, "_LEASES", (60.0, 60.0))
+    monkeypatch.setattr(_backplane, "_PAUSES", (600.0, 600.0))
+    first, second = pair
+    kitchen = Kitchen(is_open=False)
+    leader = ask(first, kitchen)
+    await kitchen.gate.arrivals(1)
+    follower = ask(second, kitchen)
+    await until(lambda: is_expecting(second, OP), "the other to wait")
+
+    await admin.execute_command("CLIENT", "KILL", "TYPE", "pubsub")  # type: ignore[no-untyped-call]
+    await until(lambda: not is_up(first) and not is_up(second), "both to notice")
+    kitchen.gate.open()
+
+    assert ["soup 1"] * 2 == await asyncio.gather(leader, follower)
+    assert kitchen.loads == 1
+
+
+@pytest.mark.usefixtures("long_leases")
+async def test_failure_hands_the_right_on(pair: tuple[Guard, Guard]) -> None:
+    """The leader's callers get its error; whoever waited elsewhere loads at once."""
+    first, second = pair
+    broken, kitchen = Kitchen(is_open=False), Kitchen()
+    broken.error = ValueError("out of soup")
+    leader = ask(first, broken)
+    await broken.gate.arrivals(1)
+    follower = ask(second, kitchen)
+    await until(lambda: is_expecting(second, OP), "the other to wait")
+    broken.gate.open()
+
+    with pytest.raises(ValueError, match="out of soup"):
+        await leader
+    assert await follower == "soup 1"
+    assert second.stats().l2_misses == 1
+
+
+@pytest.mark.usefixtures("long_leases")
+async def test_cancellation_hands_the_right_on(pair: tuple[Guard, Guard]) -> None:
+    """A load that nobody waits for any more, and that is cancelled, leaves the right to whoever waits elsewhere."""
+    first, second = pair
+    abandoned, kitchen = Kitchen(is_open=False), Kitchen()
+    leader = ask(first, abandoned, on_abandon="cancel")
+    await abandoned.gate.arrivals(1)
+    follower = ask(second, kitchen)
+    await until(lambda: is_expecting(second, OP), "the other to wait")
+
+    leader.cancel()
+
+    assert await follower == "soup 1"
+    assert leader.cancelled()
+
+
+@pytest.mark.usefixtures("long_leases")
+async def test_load_timeout_hands_the_right_on(pair: tuple[Guard, Guard]) -> None:
+    """A load that took too long leaves the right to whoever waits elsewhere."""
+    first, second = pair
+    slow, kitchen = Kitchen(is_open=False), Kitchen()
+    leader = ask(first, slow, load_timeout=0.2)
+    await slow.gate.arrivals(1)
+    follower = ask(second, kitchen)
+
+    with pytest.raises(LoadTimeout):
+        await leader
+    assert await follower == "soup 1"
+
+
+async def test_value_that_cannot_be_encoded_hands_the_right_on(make_guard: MakeGuard, admin: Redis, key: str) -> None:
+    """A value that is not stored, as it is too large, leaves no lease behind."""
+    async with make_guard(max_bytes=3) as guard:
+        assert await ask(guard, Kitchen()) == "soup 1"
+
+    assert not await admin.exists(f"{key}:l", f"{key}:v")
+
+
+async def test_leader_that_vanished_is_waited_for_to_the_end_of_its_lease(
+    make_guard: MakeGuard, admin: Redis, key: str
+) -> None:
+    """A lease whose owner is dead is taken over when it has expired, and not before."""
+    await admin.set(f"{key}:l", OTHER, px=300)
+    async with make_guard() as guard:
+        kitchen = Kitchen(is_open=False)
+        call = ask(guard, kitchen)
+        await until_there(lambda: _is(admin, f"{key}:l", f"{OTHER}w"), "the wait")
+        assert kitchen.loads == 0
+
+        await kitchen.gate.arrivals(1)
+        token = await admin.get(f"{key}:l")
+        kitchen.gate.open()
+        answer = await call
+
+    assert answer == "soup 1"
+    assert token is not None
+    assert not token.startswith(OTHER.encode())
+    assert (1, 1, 1) == (guard.stats().l2_waits, guard.stats().l2_misses, guard.stats().loads)
+    assert await admin.exists(f"{key}:v")
+
+
+async def _is(admin: Redis, key: str, value: str) -> bool:
+    return bool(await admin.get(key) == value.encode())
+
+
+@pytest.mark.usefixtures("short_leases")
+async def test_long_load_keeps_its_lease(pair: tuple[Guard, Guard], admin: Redis, key: str) -> None:
+    """A load that takes longer than the lease keeps the right: it is renewed again and again, and is then stored."""
+    first, second = pair
+    kitchen = Kitchen(is_open=False)
+    leader = ask(first, kitchen)
+    await kitchen.gate.arrivals(1)
+    follower = ask(second, kitchen)
+    await until(lambda: is_expecting(second, OP), "the other to wait")
+    token = await admin.get(f"{key}:l")
+    lives: list[int] = []
+
+    async def is_renewed_again() -> bool:
+        lives.append(await admin.pttl(f"{key}:l"))
+        return sum(later > earlier for earlier, later in pairwise(lives)) >= 5
+
+    await until_there(is_renewed_again, "five renewals")
+    still = await admin.get(f"{key}:l")
+    kitchen.gate.open()
+
+    assert ["soup 1"] * 2 == await asyncio.gather(leader, follower)
+    assert token == still
+    assert min(lives) > 0
+    assert kitchen.loads == 1
+
+
+@pytest.mark.usefixtures("short_leases")
+async def test_renewal_ends_with_the_load(make_guard: MakeGuard, admin: Redis, key: str) -> None:
+    """When the load is over, so is the renewal: no timer is left."""
+    async with make_guard() as guard:
+        leases = leases_of(guard)
+        await ask(guard, Kitchen())
+
+        assert [None] == [lease._timer for lease in leases]
+        assert not await admin.exists(f"{key}:l")
+
+
+@pytest.mark.usefixtures("short_leases")
+async def test_renewal_that_gets_no_answer_is_tried_again(
+    make_guard: MakeGuard, admin: Redis, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One renewal that fails costs nothing: the lease has some life left, and the next one comes through."""
+    kitchen = Kitchen(is_open=False)
+    async with make_guard() as guard:
+        leases = leases_of(guard)
+        call = ask(guard, kitchen)
+        await kitchen.gate.arrivals(1)
+        await admin.rename(f"{key}:l", f"{key}:kept")
+        await admin.rpush(f"{key}:l", "not a lease")
+        await until(lambda: guard.stats().l2_errors > 0, "a refusal")
+        await admin.rename(f"{key}:kept", f"{key}:l")
+        await until_there(lambda: _lives_longer(admin, f"{key}:l", 200), "a renewal")
+        kitchen.gate.open()
+
+        assert await call == "soup 1"
+        assert [False] == [lease._is_lost for lease in leases]
+    assert await admin.exists(f"{key}:v")
+
+
+async def _lives_longer(admin: Redis, key: str, milliseconds: int) -> bool:
+    return await admin.pttl(key) > milliseconds
+
+
+@pytest.mark.usefixtures("short_leases")
+async def test_lost_lease_is_noticed_by_its_renewal(make_guard: MakeGuard, admin: Redis, key: str) -> None:
+    """Whose lease is gone answers those who wait, and neither stores nor remembers."""
+    kitchen = Kitchen(is_open=False)
+    async with make_guard() as guard:
+        leases = leases_of(guard)
+        call = ask(guard, kitchen)
+        await kitchen.gate.arrivals(1)
+        await admin.delete(f"{key}:l")
+        await until(lambda: not leases[0].is_owned, "the loss to be noticed")
+        kitchen.gate.open()
+
+        assert await call == "soup 1"
+        assert guard.peek(OP) is None
+        assert guard.stats().overtaken == 1
+    assert not await admin.exists(f"{key}:v", f"{key}:l")
+
+
+@pytest.mark.usefixtures("long_leases")
+async def test_lost_lease_is_noticed_by_the_fill(make_guard: MakeGuard, admin: Redis, key: str) -> None:
+    """The fill of whoever lost the lease to another is refused, and the other's stays."""
+    kitchen = Kitchen(is_open=False)
+    async with make_guard() as guard:
+        call = ask(guard, kitchen)
+        await kitchen.gate.arrivals(1)
+        await admin.set(f"{key}:l", OTHER, px=60_000)
+        kitchen.gate.open()
+
+        assert await call == "soup 1"
+        assert guard.peek(OP) is None
+        assert guard.stats().overtaken == 1
+    assert not await admin.exists(f"{key}:v")
+    assert OTHER.encode() == await admin.get(f"{key}:l")
+
+
+async def test_another_s_load_is_waited_for_no_longer_than_a_load_may_take(
+    make_guard: MakeGuard, admin: Redis, key: str
+) -> None:
+    """When `load_timeout` has passed, one loads for oneself, and does not store: the right is still another's."""
+    await admin.set(f"{key}:l", OTHER, px=60_000)
+    async with make_guard() as guard:
+        assert await ask(guard, Kitchen(), load_timeout=0.2) == "soup 1"
+        assert guard.peek(OP) is not None
+        assert (1, 1) == (guard.stats().l2_waits, guard.stats().loads)
+
+    assert not await admin.exists(f"{key}:v")
+    assert f"{OTHER}w".encode() == await admin.get(f"{key}:l")
+
+
+@pytest.mark.usefixtures("long_leases")
+async def test_caller_who_leaves_stops_waiting(make_guard: MakeGuard, admin: Redis, key: str) -> None:
+    """A caller who has waited long enough leaves; with the last, if so asked, the wait for another's load ends."""
+    await admin.set(f"{key}:l", OTHER, px=60_000)
+    async with make_guard() as guard:
+        kitchen = Kitchen()
+        with pytest.raises(WaitTimeout):
+            await ask(guard, kitchen, wait_timeout=0.2, on_abandon="cancel")
+        await until(lambda: not is_expecting(guard, OP), "the wait to end")
+
+    assert kitchen.loads == 0
+    assert f"{OTHER}w".encode() == await admin.get(f"{key}:l")
+
+
+@pytest.mark.usefixtures("long_leases")
+async def test_without_lease_nobody_waits(pair: tuple[Guard, Guard], admin: Redis, key: str) -> None:
+    """With `lease=False` a guard loads though another does; the other's value is the one that is stored."""
+    first, second = pair
+    kitchen = Kitchen(is_open=False)
+    calls = [ask(first, kitchen)]
+    await kitchen.gate.arrivals(1)
+    calls.append(ask(second, kitchen, lease=False))
+    await kitchen.gate.arrivals(2)
+    assert not await admin.exists(f"{key}:v")
+    kitchen.gate.open()
+
+    assert ["soup 1", "soup 2"] == await asyncio.gather(*calls)
+    assert second.stats().l2_waits == 0
+    assert b"soup 1" in (await admin.get(f"{key}:v") or b"")
+    entry = second.peek(OP)
+    assert entry is not None
+    assert entry.value == "soup 2"
+
+
+async def test_without_lease_one_still_stores(make_guard: MakeGuard, admin: Redis, key: str) -> None:
+    """With `lease=False`, whoever comes first has the right to store, and stores."""
+    async with make_guard() as guard:
+        await ask(guard, Kitchen(), lease=False)
+
+    assert await admin.exists(f"{key}:v")
+
+
+@pytest.mark.usefixtures("long_leases")
+async def test_disabled_guards_load_for_each_caller(pair: tuple[Guard, Guard], admin: Redis, key: str) -> None:
+    """With `enabled=False` each miss loads, here and elsewhere, and one of them stores."""
+    kitchen = Kitchen(is_open=False)
+    for guard in pair:
+        guard.enabled = False
+    calls = [ask(guard, kitchen) for guard in pair for _ in range(3)]
+    await kitchen.gate.arrivals(6)
+    kitchen.gate.open()
+    answers = await asyncio.gather(*calls)
+
+    assert len({*answers}) == 6
+    assert [0, 0] == [guard.stats().l2_waits for guard in pair]
+    stored = await admin.get(f"{key}:v")
+    assert stored is not None
+    assert stored[-6:].decode() in answers
+    assert not await admin.exists(f"{key}:l")
+
+
+@pytest.mark.usefixtures("long_leases")
+async def test_stored_value_that_will_not_do_is_loaded_once(pair: tuple[Guard, Guard], admin: Redis, key: str) -> None:
+    """Bytes that are no value are passed over by all, and replaced by one."""
+    await admin.set(f"{key}:v", b"garbage")
+    kitchen = Kitchen(is_open=False)
+    calls = [ask(guard, kitchen) for guard in pair]
+    await until(lambda: any(is_expecting(guard, OP) for guard in pair), "one to wait")
+    await kitchen.gate.arrivals(1)
+    kitchen.gate.open()
+
+    assert ["soup 1"] * 2 == await asyncio.gather(*calls)
+    assert kitchen.loads == 1
+
+
+async def test_refresh_replaces_what_others_remember(pair: tuple[Guard, Guard], admin: Redis, key: str) -> None:
+    """What a refresh stored is what the others give out next; they are told, though nobody waits."""
+    first, second = pair
+    old, new = Kitchen(), Kitchen()
+    new.dishes = iter(["stew"])
+    assert await ask(first, old) == "soup 1"
+    assert await ask(second, old) == "soup 1"
+
+    assert await refreshing(first, new)() == "stew"
+    await until(lambda: second.peek(OP) is None, "the other to be told")
+
+    assert await ask(second, old) == "stew"
+    entry = first.peek(OP)
+    assert entry is not None
+    assert entry.value == "stew"
+    assert not await admin.exists(f"{key}:l")
+
+
+@pytest.mark.usefixtures("long_leases")
+async def test_refresh_takes_the_right_from_another(pair: tuple[Guard, Guard], admin: Redis, key: str) -> None:
+    """A load elsewhere, begun before a refresh, is not stored after it, nor remembered there."""
+    first, second = pair
+    slow, new = Kitchen(is_open=False), Kitchen()
+    new.dishes = iter(["stew"])
+    call = ask(first, slow)
+    await slow.gate.arrivals(1)
+
+    assert await refreshing(second, new)() == "stew"
+    slow.gate.open()
+
+    assert await call == "soup 1"
+    assert first.peek(OP) is None
+    assert b"stew" in (await admin.get(f"{key}:v") or b"")
+
+
+@pytest.mark.usefixtures("long_leases")
+async def test_refresh_wakes_whoever_waited_for_the_load_that_it_replaces(make_guard: MakeGuard) -> None:
+    """Those who waited for a load elsewhere get what the refresh stored."""
+    async with make_guard() as first, make_guard() as second, make_guard() as third:
+        slow, new = Kitchen(is_open=False), Kitchen()
+        new.dishes = iter(["stew"])
+        call = ask(first, slow)
+        await slow.gate.arrivals(1)
+        follower = ask(second, slow)
+        await until(lambda: is_expecting(second, OP), "the other to wait")
+
+        await refreshing(third, new)()
+
+        assert await follower == "stew"
+        slow.gate.open()
+        await call
+
+
+async def test_failed_refresh_leaves_what_was_stored(pair: tuple[Guard, Guard], admin: Redis, key: str) -> None:
+    """When the load of a refresh fails, both tiers keep what they had, and the right is given back."""
+    first, second = pair
+    broken = Kitchen()
+    broken.error = ValueError("out of soup")
+    await ask(first, Kitchen())
+    await ask(second, Kitchen())
+
+    with pytest.raises(ValueError, match="out of soup"):
+        await refreshing(first, broken)()
+
+    assert first.peek(OP) is not None
+    assert second.peek(OP) is not None
+    assert await admin.exists(f"{key}:v")
+    await until_gone(admin, f"{key}:l")
+
+
+async def test_without_a_server_each_loads_for_itself(valkey: ValkeyServer) -> None:
+    """When the server is gone, calls are answered by the loader, and remembered for a second at most."""
+    clock = ManualClock()
+    kitchen = Kitchen()
+    async with Guard(valkey.url, clock=clock) as first, Guard(valkey.url, clock=clock) as second:
+        valkey.kill()
+        await until(lambda: not is_up(first) and not is_up(second), "both to notice")
+
+        assert ["soup 1", "soup 2"] == [await ask(first, kitchen), await ask(second, kitchen)]
+        assert await refreshing(first, kitchen)() == "soup 3"
+        entries = [first.peek(OP), second.peek(OP)]
+        clock.advance(1)
+
+        assert ["soup 3", "soup 2"] == [entry and entry.value for entry in entries]
+        assert [None, None] == [first.peek(OP), second.peek(OP)]
+
+
+async def test_frozen_server_makes_a_load_s_own_value_short_lived(valkey: ValkeyServer) -> None:
+    """A server that does not answer in time is gone without, though the bus has not noticed yet."""
+    clock = ManualClock()
+    async with Guard(valkey.url, clock=clock, deadline=0.05) as guard:
+        valkey.freeze()
+
+        assert await ask(guard, Kitchen()) == "soup 1"
+        assert is_up(guard)
+        assert guard.peek(OP) is not None
+        clock.advance(1)
+        assert guard.peek(OP) is None
+        valkey.thaw()
+
+
+async def test_server_that_dies_during_a_load_costs_nothing_but_the_store(valkey: ValkeyServer) -> None:
+    """The value goes to whoever waits, though it could not be stored, nor the right be given back."""
+    kitchen = Kitchen(is_open=False)
+    async with Guard(valkey.url) as guard:
+        call = ask(guard, kitchen)
+        await kitchen.gate.arrivals(1)
+        valkey.kill()
+        kitchen.gate.open()
+
+        assert await call == "soup 1"
+        assert guard.stats().l2_errors >= 1

@@ -1,0 +1,576 @@
+"""Each script alone, on a real server: every reply, and twice with one token."""
+
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import pytest
+from onlooker import Onlooker
+from redis.asyncio import Redis
+from redis.exceptions import ResponseError
+
+from stampede_guard._codec import seal
+from stampede_guard.stores import _scripts
+from stampede_guard.stores._scripts import Script
+
+MINE = "m" * 22
+THEIRS = "t" * 22
+LAST = 10_000
+LATEST = 2**53 - 1
+
+Run = Callable[..., Awaitable[Any]]
+
+
+@pytest.fixture
+def key(namespace: str) -> str:
+    """Return the base of an op's keys."""
+    return f"sg1:{{{namespace}:menu-7}}"
+
+
+@pytest.fixture
+def run(admin: Redis) -> Run:
+    """Return what runs a script."""
+
+    async def run(script: Script, keys: list[str], *args: object) -> Any:
+        return await admin.eval(script.text, len(keys), *keys, *args)
+
+    return run
+
+
+@pytest.fixture
+def acquire(run: Run, key: str) -> Run:
+    """Return what runs ACQUIRE for a token."""
+
+    async def acquire(token: str, lease: int = 60_000, unwanted: str = "", last: int = LAST, former: str = "") -> Any:
+        return await run(_scripts.ACQUIRE, [f"{key}:v", f"{key}:l"], token, lease, last, unwanted, former)
+
+    return acquire
+
+
+@pytest.fixture
+def fill(run: Run, key: str, namespace: str) -> Run:
+    """Return what runs FILL for a token."""
+
+    async def fill(token: str, version: int | None = None, *, life: int = 60_000, tell_all: int = 0) -> Any:
+        keys = [f"{key}:v", f"{key}:l", f"{key}:g"]
+        written = "" if version is None else version
+        envelope = envelope_of(token, version)
+        return await run(_scripts.FILL, keys, token, envelope, life, written, 60_000, namespace, "filled", tell_all)
+
+    return fill
+
+
+@pytest.fixture
+def renew(run: Run, key: str) -> Run:
+    """Return what runs RENEW for a token."""
+
+    async def renew(token: str, lease: int = 60_000) -> Any:
+        return await run(_scripts.RENEW, [f"{key}:l"], token, lease)
+
+    return renew
+
+
+@pytest.fixture
+def release(run: Run, key: str, namespace: str) -> Run:
+    """Return what runs RELEASE for a token."""
+
+    async def release(token: str) -> Any:
+        return await run(_scripts.RELEASE, [f"{key}:l"], token, namespace, "released")
+
+    return release
+
+
+@pytest.fixture
+def invalidate(run: Run, key: str, namespace: str) -> Run:
+    """Return what runs INVALIDATE."""
+
+    async def invalidate(version: int | None = None, life: int = 60_000) -> Any:
+        keys = [f"{key}:v", f"{key}:l", f"{key}:g"]
+        return await run(_scripts.INVALIDATE, keys, "" if version is None else version, life, namespace, "invalidated")
+
+    return invalidate
+
+
+@pytest.fixture
+def mark(run: Run, key: str) -> Run:
+    """Return what runs MARK."""
+
+    async def mark(first: str, life: int = 60_000) -> Any:
+        return await run(_scripts.MARK, [f"{key}:t"], first, life)
+
+    return mark
+
+
+@pytest.fixture
+async def bus(admin: Redis, namespace: str) -> AsyncIterator[Onlooker]:
+    """Return who hears what the scripts publish."""
+    async with Onlooker(admin, namespace) as onlooker:
+        yield onlooker
+
+
+def envelope_of(token: str, version: int | None = None) -> bytes:
+    """Return an envelope as a flight stores it."""
+    return seal("menus:menu-7", b"soup", token, version)
+
+
+@pytest.mark.parametrize("script", [value for value in vars(_scripts).values() if isinstance(value, Script)])
+async def test_digests_are_what_the_server_computes(script: Script, admin: Redis) -> None:
+    """A script is asked for by the digest under which the server files its text."""
+    digest = await admin.script_load(script.text)
+
+    assert script.digest == (digest.decode() if isinstance(digest, bytes) else digest)
+
+
+async def test_acquire_of_nothing_owns(acquire: Run, admin: Redis, key: str) -> None:
+    """Where there is neither value nor lease, the token gets the right, for as long as was asked."""
+    assert [b"OWN", 0] == await acquire(MINE, 5000)
+
+    assert MINE.encode() == await admin.get(f"{key}:l")
+    assert 3000 < await admin.pttl(f"{key}:l") <= 5000
+    assert [f"{key}:l".encode()] == await admin.keys(f"{key.replace('{', '?').replace('}', '?')}:*")
+
+
+async def test_acquire_twice_owns_twice(acquire: Run, admin: Redis, key: str) -> None:
+    """With the same token the right is the same, and lasts from now on."""
+    await acquire(MINE, 5000)
+
+    assert [b"OWN", 0] == await acquire(MINE, 9000)
+    assert MINE.encode() == await admin.get(f"{key}:l")
+    assert 7000 < await admin.pttl(f"{key}:l") <= 9000
+
+
+async def test_acquire_waits_for_another(acquire: Run, admin: Redis, key: str) -> None:
+    """Another's lease says how long it lasts, and notes once, however many wait, that somebody does."""
+    await acquire(THEIRS, 5000)
+
+    for token in (MINE, MINE, "n" * 22):
+        verdict, left = await acquire(token)
+        assert verdict == b"WAIT"
+        assert 3000 < left <= 5000
+
+    assert f"{THEIRS}w".encode() == await admin.get(f"{key}:l")
+    assert await admin.pttl(f"{key}:l") <= 5000
+
+
+async def test_acquire_again_keeps_the_waiting_in_mind(acquire: Run, admin: Redis, key: str) -> None:
+    """The owner who asks a second time does not forget that somebody waits."""
+    await acquire(MINE)
+    await acquire(THEIRS)
+
+    assert [b"OWN", 0] == await acquire(MINE)
+    assert f"{MINE}w".encode() == await admin.get(f"{key}:l")
+
+
+async def test_acquire_takes_over_from_a_former_token(acquire: Run, admin: Redis, key: str) -> None:
+    """A flight whose first request was lost has the right under its new token, if the first came through or not."""
+    assert [b"OWN", 0] == await acquire(MINE, former=THEIRS)
+    assert MINE.encode() == await admin.get(f"{key}:l")
+
+    await acquire("n" * 22)
+    assert [b"OWN", 0] == await acquire(THEIRS, 5000, former=MINE)
+    assert f"{THEIRS}w".encode() == await admin.get(f"{key}:l")
+    assert await admin.pttl(f"{key}:l") <= 5000
+    assert (await acquire("n" * 22, former=MINE))[0] == b"WAIT"
+    assert (await acquire(MINE))[0] == b"WAIT"  # the first request, late
+
+
+async def test_acquire_reads_a_value(acquire: Run, fill: Run, admin: Redis, key: str) -> None:
+    """A value comes with its remaining life, and no lease is made."""
+    await acquire(THEIRS)
+    await fill(THEIRS, life=5000)
+
+    for _ in range(2):
+        verdict, life, value = await acquire(MINE)
+        assert (b"HIT", envelope_of(THEIRS)) == (verdict, value)
+        assert 3000 < life <= 5000
+    assert not await admin.exists(f"{key}:l")
+
+
+async def test_acquire_reads_a_value_while_somebody_loads(acquire: Run, admin: Redis, key: str) -> None:
+    """A value wins over a lease, be it one's own or another's, and does not count as waiting."""
+    await acquire(THEIRS)
+    await admin.set(f"{key}:v", envelope_of("o" * 22))
+
+    assert (await acquire(MINE))[0] == b"HIT"
+    assert (await acquire(THEIRS))[0] == b"HIT"
+    assert THEIRS.encode() == await admin.get(f"{key}:l")
+
+
+async def test_acquire_cuts_what_is_too_long(acquire: Run, admin: Redis, key: str) -> None:
+    """No more is read than was asked for; a value without an end says so."""
+    await admin.set(f"{key}:v", b"x" * 100)
+
+    assert [b"HIT", -1, b"x" * 50] == await acquire(MINE, last=49)
+
+
+@pytest.mark.parametrize("value", [envelope_of(THEIRS), b"x", b"xxxx", b"x" * 30])
+async def test_acquire_passes_over_what_has_been_seen(value: bytes, acquire: Run, admin: Redis, key: str) -> None:
+    """What its token says is unwanted, garbage without one included, counts as nothing; another value does not."""
+    await admin.set(f"{key}:v", value)
+    unwanted = "=" + value[4:26].decode()
+
+    assert (await acquire(MINE))[0] == b"HIT"
+    assert [b"OWN", 0] == await acquire(MINE, unwanted=unwanted)
+    assert (await acquire(THEIRS, unwanted=unwanted))[0] == b"WAIT"
+    await admin.set(f"{key}:v", envelope_of("o" * 22))
+    assert (await acquire(MINE, unwanted=unwanted))[0] == b"HIT"
+
+
+async def test_acquire_seizes(acquire: Run, fill: Run, admin: Redis, key: str) -> None:
+    """With `*` the right is taken from whoever has it, whatever is stored, and whoever waits is kept in mind."""
+    await acquire(THEIRS)
+    await fill(THEIRS)
+    await acquire(THEIRS, unwanted=f"={THEIRS}")
+    await acquire("n" * 22, unwanted=f"={THEIRS}")
+
+    for _ in range(2):
+        assert [b"OWN", 0] == await acquire(MINE, 5000, "*")
+
+    assert f"{MINE}w".encode() == await admin.get(f"{key}:l")
+    assert await admin.pttl(f"{key}:l") <= 5000
+    assert envelope_of(THEIRS) == await admin.get(f"{key}:v")
+
+
+async def test_acquire_after_a_lease_expired(acquire: Run, admin: Redis, key: str) -> None:
+    """Whoever asks first after the end of a lease gets the next."""
+    await acquire(THEIRS, 1)
+    while await admin.exists(f"{key}:l"):
+        pass
+
+    assert [b"OWN", 0] == await acquire(MINE)
+
+
+async def test_acquire_takes_a_value_of_a_wrong_type_for_none(acquire: Run, fill: Run, admin: Redis, key: str) -> None:
+    """A list where the value should be counts as nothing, and a fill replaces it."""
+    await admin.rpush(f"{key}:v", "x")
+
+    assert [b"OWN", 0] == await acquire(MINE)
+    assert await fill(MINE) == b"OK"
+    assert envelope_of(MINE) == await admin.get(f"{key}:v")
+
+
+async def test_lease_of_a_wrong_type_is_an_error_until_invalidated(  # noqa: PLR0917  # fixtures
+    acquire: Run, renew: Run, release: Run, fill: Run, invalidate: Run, admin: Redis, key: str
+) -> None:
+    """A list where the lease should be is refused and changed by none but an invalidation."""
+    await admin.rpush(f"{key}:l", "x")
+
+    for script in (acquire, renew, release, fill):
+        with pytest.raises(ResponseError, match="WRONGTYPE"):
+            await script(MINE)
+    assert await admin.exists(f"{key}:l")
+    assert not await admin.exists(f"{key}:v")
+    await invalidate()
+
+    assert [b"OWN", 0] == await acquire(MINE)
+
+
+@pytest.mark.parametrize("garbage", ["x", "x" * 21, "x" * 24])
+async def test_garbage_for_a_lease_is_another_s(  # noqa: PLR0917  # fixtures
+    garbage: str, acquire: Run, renew: Run, release: Run, fill: Run, admin: Redis, key: str
+) -> None:
+    """What is no token of ours is waited for, has no end that could be told, and is left as it is."""
+    await admin.set(f"{key}:l", garbage)
+
+    assert [b"WAIT", -1] == await acquire(MINE)
+    assert (0, 0, b"REJ") == (await renew(MINE), await release(MINE), await fill(MINE))
+    assert garbage.encode() == await admin.get(f"{key}:l")
+
+
+async def test_fill_stores_and_gives_the_right_back(
+    acquire: Run, fill: Run, admin: Redis, key: str, bus: Onlooker
+) -> None:
+    """The owner's value is there for as long as was asked, the lease is not, and nobody is told as nobody waits."""
+    await acquire(MINE)
+
+    assert await fill(MINE, life=5000) == b"OK"
+
+    assert envelope_of(MINE) == await admin.get(f"{key}:v")
+    assert 3000 < await admin.pttl(f"{key}:v") <= 5000
+    assert not await admin.exists(f"{key}:l")
+    assert await bus.said() == []
+
+
+async def test_fill_twice_is_stored_once(acquire: Run, fill: Run, admin: Redis, key: str, bus: Onlooker) -> None:
+    """A repeated fill is told that it was stored, and neither prolongs the value nor says so again."""
+    await acquire(MINE)
+    await acquire(THEIRS)
+    await fill(MINE, life=5000)
+
+    assert await fill(MINE, life=9000) == b"DUP"
+    assert await admin.pttl(f"{key}:v") <= 5000
+    assert await bus.said() == [b"filled"]
+
+
+@pytest.mark.parametrize(("is_waited_for", "tell_all"), [(True, 0), (False, 1), (True, 1)])
+async def test_fill_tells_whoever_waits(
+    is_waited_for: bool,  # noqa: FBT001
+    tell_all: int,
+    acquire: Run,
+    fill: Run,
+    bus: Onlooker,
+) -> None:
+    """There is one message when somebody waits, or when all are to know."""
+    await acquire(MINE)
+    if is_waited_for:
+        await acquire(THEIRS)
+
+    await fill(MINE, tell_all=tell_all)
+
+    assert await bus.said() == [b"filled"]
+
+
+async def test_fill_without_the_right_is_refused(
+    acquire: Run, fill: Run, admin: Redis, key: str, bus: Onlooker
+) -> None:
+    """Without a lease, or with another's, nothing is stored or said, twice as much as once, and the other keeps it."""
+    for _ in range(2):
+        assert await fill(MINE, tell_all=1) == b"REJ"
+    await acquire(THEIRS)
+    for _ in range(2):
+        assert await fill(MINE, tell_all=1) == b"REJ"
+
+    assert THEIRS.encode() == await admin.get(f"{key}:l")
+    assert not await admin.exists(f"{key}:v")
+    assert await bus.said() == []
+
+
+async def test_fill_after_an_invalidation_is_refused(
+    acquire: Run, fill: Run, invalidate: Run, admin: Redis, key: str
+) -> None:
+    """An invalidation takes the right away, also when somebody else has it by then or has filled."""
+    await acquire(MINE)
+    await invalidate()
+    assert await fill(MINE) == b"REJ"
+
+    await acquire(THEIRS)
+    assert await fill(MINE) == b"REJ"
+    assert await fill(THEIRS) == b"OK"
+    assert await fill(MINE) == b"REJ"
+    assert envelope_of(THEIRS) == await admin.get(f"{key}:v")
+
+
+@pytest.mark.parametrize(
+    ("lowest", "version", "reply"),
+    [
+        (7, 6, b"OLD"),
+        (7, 7, b"OK"),
+        (7, 8, b"OK"),
+        (10, 9, b"OLD"),  # as numbers, not as text
+        (LATEST, LATEST - 1, b"OLD"),
+        (LATEST, LATEST, b"OK"),
+        (1, 0, b"OLD"),
+        (0, 0, b"OK"),
+        (7, None, b"OK"),
+    ],
+)
+async def test_fill_compares_with_the_lowest_version(  # noqa: PLR0917  # fixtures
+    lowest: int, version: int | None, reply: bytes, acquire: Run, fill: Run, invalidate: Run, admin: Redis, key: str
+) -> None:
+    """A version below the lowest acceptable one is not stored, and the right is given back all the same."""
+    await invalidate(lowest)
+    await acquire(MINE)
+
+    assert reply == await fill(MINE, version)
+    assert (reply == b"OK") == await admin.exists(f"{key}:v")
+    assert not await admin.exists(f"{key}:l")
+
+
+@pytest.mark.parametrize(
+    ("stored", "version", "reply"),
+    [(7, 6, b"OLD"), (7, 7, b"OK"), (10, 9, b"OLD"), (LATEST, LATEST - 1, b"OLD"), (7, None, b"OK"), (None, 0, b"OK")],
+)
+async def test_fill_compares_with_the_stored_version(  # noqa: PLR0917  # fixtures
+    stored: int | None, version: int | None, reply: bytes, acquire: Run, fill: Run, admin: Redis, key: str
+) -> None:
+    """A value is not replaced by an older one."""
+    await acquire(THEIRS)
+    await fill(THEIRS, stored)
+    await acquire(MINE, unwanted="*")
+
+    assert reply == await fill(MINE, version)
+    expected = envelope_of(MINE, version) if reply == b"OK" else envelope_of(THEIRS, stored)
+    assert expected == await admin.get(f"{key}:v")
+
+
+async def test_fill_with_an_old_version_twice(acquire: Run, fill: Run, invalidate: Run, bus: Onlooker) -> None:
+    """A repeated fill is refused both times, and whoever waits is told once to try for themselves."""
+    await invalidate(7)
+    await acquire(MINE)
+    await acquire(THEIRS)
+    await bus.said()
+
+    assert await fill(MINE, 6) == b"OLD"
+    assert await fill(MINE, 6) == b"REJ"
+    assert await bus.said() == [b"filled"]
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        b"x",
+        b"SGv2",
+        envelope_of(THEIRS)[:33],
+        b"SGv1" + envelope_of(THEIRS, LATEST)[4:],
+        struct.pack(">40s", b"\xff" * 40),
+    ],
+)
+async def test_fill_replaces_what_has_no_version(found: bytes, acquire: Run, fill: Run, admin: Redis, key: str) -> None:
+    """Garbage, and what another format's header begins, has no version that anything could be too old for."""
+    await acquire(MINE)
+    await admin.set(f"{key}:v", found)
+
+    assert await fill(MINE, 0) == b"OK"
+    assert envelope_of(MINE, 0) == await admin.get(f"{key}:v")
+
+
+async def test_renew_prolongs_one_s_own(acquire: Run, renew: Run, admin: Redis, key: str) -> None:
+    """The owner's lease lasts from now on, however often it is asked, and whoever waits is kept in mind."""
+    await acquire(MINE, 5000)
+    await acquire(THEIRS)
+
+    for _ in range(2):
+        assert await renew(MINE, 9000) == 1
+    assert f"{MINE}w".encode() == await admin.get(f"{key}:l")
+    assert 7000 < await admin.pttl(f"{key}:l") <= 9000
+
+
+async def test_renew_leaves_another_s(acquire: Run, renew: Run, admin: Redis, key: str) -> None:
+    """A lease that is gone is not made anew, and another's is not prolonged."""
+    assert await renew(MINE) == 0
+    assert not await admin.exists(f"{key}:l")
+
+    await acquire(THEIRS, 5000)
+    for _ in range(2):
+        assert await renew(MINE, 9000) == 0
+    assert await admin.pttl(f"{key}:l") <= 5000
+
+
+async def test_release_gives_the_right_back(acquire: Run, release: Run, admin: Redis, key: str, bus: Onlooker) -> None:
+    """The lease is gone; repeated, there is nothing to do; nobody is told, as nobody waits."""
+    await acquire(MINE)
+
+    assert [1, 0] == [await release(MINE), await release(MINE)]
+    assert not await admin.exists(f"{key}:l")
+    assert await bus.said() == []
+
+
+async def test_release_tells_whoever_waits(acquire: Run, release: Run, bus: Onlooker) -> None:
+    """There is one message, however often it is repeated."""
+    await acquire(MINE)
+    await acquire(THEIRS)
+
+    await release(MINE)
+    await release(MINE)
+
+    assert await bus.said() == [b"released"]
+
+
+async def test_release_leaves_another_s(acquire: Run, release: Run, admin: Redis, key: str, bus: Onlooker) -> None:
+    """What somebody else has is not given back, and nobody is told."""
+    await acquire(THEIRS)
+    await acquire(MINE)
+
+    assert await release(MINE) == 0
+    assert f"{THEIRS}w".encode() == await admin.get(f"{key}:l")
+    assert await bus.said() == []
+
+
+async def test_invalidate_drops_value_and_lease(  # noqa: PLR0917  # fixtures
+    acquire: Run, fill: Run, invalidate: Run, admin: Redis, key: str, bus: Onlooker
+) -> None:
+    """Both are gone and all are told, also if there was nothing; without a version none is kept."""
+    await acquire(MINE)
+    await fill(MINE)
+    await acquire(MINE, unwanted="*")
+
+    assert [1, 1] == [await invalidate(), await invalidate()]
+    assert not await admin.exists(f"{key}:v", f"{key}:l", f"{key}:g")
+    assert await bus.said() == [b"invalidated"] * 2
+
+
+async def test_invalidate_raises_the_lowest_version(invalidate: Run, admin: Redis, key: str) -> None:
+    """The lowest version rises, never falls, and is kept for a while after the last that named one."""
+    for version in (7, 10, 9, LATEST, 10):
+        assert await invalidate(version, 5000) == 1
+    assert f"{LATEST}".encode() == await admin.get(f"{key}:g")
+    assert 3000 < await admin.pttl(f"{key}:g") <= 5000
+
+    await invalidate()
+    assert f"{LATEST}".encode() == await admin.get(f"{key}:g")
+    await invalidate(10, 9000)
+    assert 7000 < await admin.pttl(f"{key}:g") <= 9000
+
+
+async def test_invalidate_drops_what_has_a_wrong_type(invalidate: Run, admin: Redis, key: str) -> None:
+    """Whatever there is goes."""
+    await admin.rpush(f"{key}:v", "x")
+    await admin.rpush(f"{key}:l", "x")
+
+    assert await invalidate() == 1
+    assert not await admin.exists(f"{key}:v", f"{key}:l")
+
+
+async def test_mark_is_made_once(mark: Run, admin: Redis, key: str) -> None:
+    """The first mark stays, and lasts for as long as was asked."""
+    first, second = await mark("first", 5000), await mark("second", 5000)
+
+    assert first == second == await admin.get(f"{key}:t")
+    assert len(first) == 11
+    assert 3000 < await admin.pttl(f"{key}:t") <= 5000
+
+
+@pytest.mark.parametrize(("left", "is_prolonged"), [(2000, True), (4000, False), (None, True)])
+async def test_mark_is_prolonged_when_it_nears_its_end(
+    left: int | None,
+    is_prolonged: bool,  # noqa: FBT001
+    mark: Run,
+    admin: Redis,
+    key: str,
+) -> None:
+    """With less than half of its life left, a mark that is asked for gets a whole one again."""
+    await admin.set(f"{key}:t", "first", px=left)
+
+    assert await mark("second", 6000) == b"first"
+    assert (5000 < await admin.pttl(f"{key}:t") <= 6000) == is_prolonged
+
+
+async def test_mark_never_comes_back(mark: Run, admin: Redis, key: str) -> None:
+    """A request that is executed again, long after, makes another mark of the same random bytes."""
+    first = await mark("first")
+    await admin.delete(f"{key}:t")
+
+    assert first != await mark("first")
+
+
+async def test_mark_of_a_wrong_type_is_an_error(mark: Run, admin: Redis, key: str) -> None:
+    """A list where the mark should be is refused."""
+    await admin.rpush(f"{key}:t", "x")
+
+    with pytest.raises(ResponseError, match="WRONGTYPE"):
+        await mark("first")
+
+
+@pytest.mark.parametrize("kind", ["none", "text", "list"])
+async def test_invalidate_tag_replaces_the_mark(  # noqa: PLR0917  # fixtures
+    kind: str, run: Run, admin: Redis, key: str, namespace: str, bus: Onlooker
+) -> None:
+    """Whatever was there, the mark is a new one each time, for as long as was asked; all are told."""
+    if kind == "text":
+        await admin.set(f"{key}:t", "first")
+    elif kind == "list":
+        await admin.rpush(f"{key}:t", "x")
+
+    marks = set()
+    for _ in range(2):
+        assert await run(_scripts.INVALIDATE_TAG, [f"{key}:t"], "second", 5000, namespace, "tagged") == 1
+        marks.add(await admin.get(f"{key}:t"))
+
+    assert [11, 11] == [len(mark) for mark in marks]
+    assert 3000 < await admin.pttl(f"{key}:t") <= 5000
+    assert await bus.said() == [b"tagged"] * 2
+
+
+def test_bytes_for_marks_are_random() -> None:
+    """No two requests for a mark ever bring the same bytes."""
+    assert 1000 == len({_scripts.new_mark() for _ in range(1000)})

@@ -1,0 +1,212 @@
+"""A leasing store in memory, for what the guard does with one; what Redis does is for tests with a real one."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+
+from stampede_guard._codec import fill_of
+from stampede_guard.stores import Stored, Subscription, Touched, Verdict
+from stampede_guard.testing import Gate, ManualClock
+
+
+async def eventually(holds: Callable[[], object]) -> None:
+    """Let the loop run until something *holds*."""
+    async with asyncio.timeout(10):
+        while not holds():
+            await asyncio.sleep(0)
+
+
+class _Inbox:
+    """What one listener has not read yet."""
+
+    def __init__(self) -> None:
+        self.queue: asyncio.Queue[bytes | Touched | Exception] = asyncio.Queue()
+
+    async def next(self) -> bytes | Touched:
+        message = await self.queue.get()
+        if isinstance(message, Exception):
+            raise message
+        return message
+
+
+class Server:
+    """What the processes of a fleet share.
+
+    Attributes:
+        values: Envelopes and the instants at which they expire.
+        leases: Tokens, whether somebody waits, and the instants at which they expire.
+        is_mute: Whether what is published reaches nobody.
+    """
+
+    def __init__(self, clock: ManualClock) -> None:
+        self.clock = clock
+        self.values: dict[str, tuple[bytes, float]] = {}
+        self.versions: dict[str, int | None] = {}
+        self.lowest: dict[str, int] = {}
+        self.leases: dict[str, tuple[str, bool, float]] = {}
+        self.marks: dict[str, bytes] = {}
+        self.inboxes: list[_Inbox] = []
+        self.published: list[bytes] = []
+        self.is_mute = False
+
+    def publish(self, message: bytes) -> None:
+        """Let everybody hear *message*."""
+        self.published.append(message)
+        if not self.is_mute:
+            for inbox in self.inboxes:
+                inbox.queue.put_nowait(message)
+
+    def cut(self, error: Exception | None = None) -> None:
+        """Break every listener's connection."""
+        for inbox in self.inboxes:
+            inbox.queue.put_nowait(error or ConnectionError("gone"))
+
+    def lease_of(self, key: str) -> tuple[str, bool, float] | None:
+        """Return the lease of *key*, unless it has expired."""
+        lease = self.leases.get(key)
+        return lease if lease is not None and self.clock() < lease[2] else None
+
+
+class LeasingDouble:
+    """One process's way to the server.
+
+    Attributes:
+        error: Raised by every operation while it is set.
+        gate: Waited for by every operation while it is set.
+        deaf: Raised by every attempt to listen while it is set.
+        asked: What was asked for, in order.
+        replica: What `glance` returns.
+    """
+
+    name = "Leasing"
+    concurrency = 64
+    capabilities = frozenset({"leases", "backplane", "tags", "versions"})
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self.channel = ""
+        self.generation = 0
+        self.has_replicas = False
+        self.replica: Verdict | Exception | None = None
+        self.error: Exception | None = None
+        self.deaf: Exception | None = None
+        self.gate: Gate | None = None
+        self.asked: list[str] = []
+        self.is_closed = False
+
+    async def _ask(self, what: str) -> None:
+        self.asked.append(what)
+        if self.gate is not None:
+            await self.gate.passage()
+        if self.error is not None:
+            raise self.error
+
+    def node_of(self, key: str) -> str:
+        return "tags' node" if key.endswith(":t") else self.name
+
+    async def open(self) -> None:
+        await self._ask("open")
+
+    async def glance(self, key: str, tags: Sequence[str]) -> Verdict | None:
+        self.asked.append("glance")
+        if isinstance(self.replica, Exception):
+            raise self.replica
+        return self.replica
+
+    async def acquire(  # noqa: PLR0917  # as the protocol has it
+        self,
+        key: str,
+        tags: Sequence[str],
+        token: str,
+        lease: float,
+        unwanted: bytes,
+        marks_life: float,
+        former: str = "",
+    ) -> Verdict:
+        await self._ask("acquire")
+        server, now = self.server, self.server.clock()
+        marks = tuple(server.marks.setdefault(tag, b"mark-%06d" % len(server.marks)) for tag in tags)
+        envelope, until = server.values.get(key, (b"", 0.0))
+        if unwanted != b"*" and now < until and b"=" + fill_of(envelope) != unwanted:
+            return Verdict("hit", Stored(envelope, until - now), marks=marks)
+        held = server.lease_of(key)
+        if held is not None and unwanted != b"*" and held[0] not in (token, former):
+            server.leases[key] = held[0], True, held[2]
+            return Verdict("wait", left=held[2] - now, marks=marks)
+        server.leases[key] = token, held is not None and held[1], now + lease
+        return Verdict("own", marks=marks)
+
+    async def fill(  # noqa: PLR0917  # as the protocol has it
+        self,
+        key: str,
+        token: str,
+        envelope: bytes,
+        life: float,
+        version: int | None,
+        message: bytes,
+        *,
+        tell_all: bool,
+    ) -> bool:
+        await self._ask("fill")
+        server = self.server
+        held = server.lease_of(key)
+        if held is None or held[0] != token:
+            return False
+        del server.leases[key]
+        if held[1] or tell_all:
+            server.publish(message)
+        lowest = max(server.lowest.get(key, 0), (server.versions.get(key) or 0) if key in server.values else 0)
+        if version is not None and version < lowest:
+            return False
+        server.values[key] = envelope, server.clock() + life
+        server.versions[key] = version
+        return True
+
+    async def renew(self, key: str, token: str, lease: float) -> bool:
+        await self._ask("renew")
+        held = self.server.lease_of(key)
+        return held is not None and held[0] == token
+
+    async def release(self, key: str, token: str, message: bytes) -> None:
+        await self._ask("release")
+        held = self.server.lease_of(key)
+        if held is not None and held[0] == token:
+            del self.server.leases[key]
+            if held[1]:
+                self.server.publish(message)
+
+    async def invalidate(self, key: str, version: int | None, message: bytes) -> None:
+        await self._ask("invalidate")
+        self.server.values.pop(key, None)
+        self.server.leases.pop(key, None)
+        if version is not None:
+            self.server.lowest[key] = max(version, self.server.lowest.get(key, 0))
+        self.server.publish(message)
+
+    async def invalidate_tag(self, key: str, mark: bytes, life: float, message: bytes) -> None:
+        await self._ask("invalidate tag")
+        self.server.marks[key] = mark
+        self.server.publish(message)
+
+    async def publish(self, message: bytes) -> None:
+        await self._ask("publish")
+        self.server.publish(message)
+
+    async def stored_by(self, key: str) -> bytes:
+        await self._ask("stored by")
+        return fill_of(self.server.values.get(key.removesuffix(":v"), (b"", 0.0))[0])
+
+    @asynccontextmanager
+    async def listen(self) -> AsyncIterator[Subscription]:
+        self.asked.append("listen")
+        if self.deaf is not None:
+            raise self.deaf
+        inbox = _Inbox()
+        self.server.inboxes.append(inbox)
+        try:
+            yield inbox
+        finally:
+            self.server.inboxes.remove(inbox)
+
+    async def aclose(self) -> None:
+        self.is_closed = True

@@ -1,0 +1,25 @@
+"""A store that gives leases, used as one that reads and writes."""
+
+from typing import Any
+
+from stampede_guard._messages import new_token
+from stampede_guard.stores import LeasingStore, Stored
+from stampede_guard.stores.redis import RedisStore
+
+
+async def put(store: LeasingStore, key: str, envelope: bytes, life: float = 60) -> None:
+    """Store *envelope*, whatever is there and whoever has the lease."""
+    token = new_token()
+    await store.acquire(key, (), token, 10, b"*", 60)
+    assert await store.fill(key, token, envelope, life, None, b"w", tell_all=False)
+
+
+async def find(store: LeasingStore, key: str) -> Stored | None:
+    """Return what is stored; if that is nothing, a lease of a second is left behind."""
+    verdict = await store.acquire(key, (), new_token(), 1, b"", 60)
+    return verdict.stored
+
+
+def pool_of(store: RedisStore) -> Any:
+    """Return redis-py's pool of the store's only server."""
+    return store._topology.primary("")._pool  # type: ignore[attr-defined]

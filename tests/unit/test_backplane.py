@@ -1,0 +1,458 @@
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import pytest
+from leasing import LeasingDouble, Server, eventually
+
+from stampede_guard import _backplane
+from stampede_guard._backplane import Backplane
+from stampede_guard._messages import Message, woken
+from stampede_guard.stores import Touched
+from stampede_guard.stores._tier import Tier
+from stampede_guard.testing import ManualClock
+
+Pause = Callable[[], Awaitable[None]]
+Said = Callable[[], list[str]]
+
+HERE, THERE = "h" * 22, "t" * 22
+NEVER = 3_600.0  # seconds
+WARNING = "the bus is not heard ({}); until it is, nothing is remembered for longer than a second"
+
+
+class Audience:
+    """Notes what it is told."""
+
+    def __init__(self) -> None:
+        self.heard: list[str] = []
+        self.trusted_until = 0.0
+
+    def hear_invalidated(self, op: str) -> None:
+        self.heard.append(f"op {op}")
+
+    def hear_tag_invalidated(self, tag: str) -> None:
+        self.heard.append(f"tag {tag}")
+
+    def hear_cleared(self) -> None:
+        self.heard.append("everything")
+
+    def hear_touched(self, touched: Touched) -> None:
+        self.heard.append(f"touched {touched.keys}")
+
+    def hear_sound(self, trusted_until: float) -> None:
+        self.heard.append("sound")
+        self.trusted_until = trusted_until
+
+    def hear_nothing(self) -> None:
+        self.heard.append("nothing")
+
+    @property
+    def news(self) -> list[str]:
+        """What was heard, but for sounds."""
+        return [what for what in self.heard if what != "sound"]
+
+
+class Ear:
+    """A backplane, what is on its two ends, and the time."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        self.server = Server(self.clock)
+        self.store = LeasingDouble(self.server)
+        self.tier = Tier(self.store, "menus", 100, self.clock, HERE)
+        self.audience = Audience()
+        self.backplane = Backplane(self.tier, HERE, self.audience, self.clock)
+
+    def say(self, kind: str, subject: str = "", sender: str = THERE) -> None:
+        """Publish a message."""
+        self.server.publish(Message(kind, sender, subject).pack())  # type: ignore[arg-type]
+
+    async def heard(self, *news: str) -> None:
+        """Wait until this, and nothing else, was heard since the last time, sounds aside."""
+        await eventually(lambda: len(self.audience.news) >= len(news))
+        assert [*news] == self.audience.news
+        self.audience.heard.clear()
+
+
+@pytest.fixture(autouse=True)
+def _at_their_own_pace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let nothing happen by itself, and no pause take long."""
+    monkeypatch.setattr(_backplane, "_BEAT", NEVER)
+    monkeypatch.setattr(_backplane, "_PAUSES", (0.0, 0.0))
+
+
+@pytest.fixture
+async def ear() -> AsyncIterator[Ear]:
+    """Return a backplane that listens, and has told of its beginning."""
+    ear = Ear()
+    await ear.backplane.open(10)
+    await ear.heard("nothing", "everything")
+    yield ear
+    await ear.backplane.aclose()
+
+
+@pytest.fixture
+async def fresh() -> AsyncIterator[Ear]:
+    """Return a backplane that does not listen yet."""
+    ear = Ear()
+    yield ear
+    await ear.backplane.aclose()
+
+
+@pytest.fixture
+def said(caplog: pytest.LogCaptureFixture) -> Said:
+    """Return what was logged."""
+    caplog.set_level(logging.INFO, "stampede_guard")
+    return lambda: caplog.messages
+
+
+# What is said
+
+
+@pytest.mark.parametrize(
+    ("kind", "subject", "news"),
+    [("i", "menu-7", "op menu-7"), ("t", "soups", "tag soups"), ("c", "", "everything")],
+)
+async def test_news_of_others(kind: str, subject: str, news: str, ear: Ear) -> None:
+    """What others invalidated is passed on."""
+    ear.say(kind, subject)
+
+    await ear.heard(news)
+
+
+async def test_news_of_our_own(ear: Ear) -> None:
+    """What this guard said itself is known already; that it came back proves that the bus is alive."""
+    ear.clock.advance(2)
+    for kind in "itc":
+        ear.say(kind, "menu-7", HERE)
+    await eventually(lambda: len(ear.audience.heard) == 3)
+
+    assert ["sound"] * 3 == ear.audience.heard
+    assert ear.clock() + 3 == ear.audience.trusted_until
+
+
+async def test_our_own_heartbeat(ear: Ear) -> None:
+    """An echo proves that the bus was alive when the word was said, and not that it is now."""
+    said_at = ear.clock()
+    ear.clock.advance(2)
+    ear.say("h", repr(said_at), HERE)
+    await eventually(lambda: ear.audience.heard)
+
+    assert (["sound"], said_at + 3) == (ear.audience.heard, ear.audience.trusted_until)
+
+
+async def test_storm(ear: Ear, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where very much is said, what is heard may be old: after some messages only an echo of our own is trusted."""
+    monkeypatch.setattr(_backplane, "_STORM", 3)
+    for _ in range(4):
+        ear.clock.advance(0.1)
+        ear.say("i", "menu-7")
+        await ear.heard("op menu-7")
+    trusted_until = ear.audience.trusted_until
+    ear.say("h", repr(ear.clock()), HERE)
+    await eventually(lambda: ear.audience.heard)
+
+    assert ear.clock() - 0.2 + 3 == pytest.approx(trusted_until)  # the beginning was the first sound
+    assert ear.clock() + 3 == ear.audience.trusted_until
+
+
+async def test_heartbeat_is_a_sound(ear: Ear) -> None:
+    """A heartbeat says nothing, and is heard."""
+    ear.say("h", "7.5")
+    await eventually(lambda: ear.audience.heard)
+
+    assert ["sound"] == ear.audience.heard
+
+
+@pytest.mark.parametrize("message", [b"", b"x" + b"t" * 22 + b"menu-7", b"garbage"])
+async def test_unknown_message(message: bytes, ear: Ear) -> None:
+    """A word of a newer version's may be about anything that we hold."""
+    ear.server.publish(message)
+
+    await ear.heard("everything")
+
+
+async def test_what_the_server_saw(ear: Ear) -> None:
+    """Keys that the server saw change are passed on as they are."""
+    ear.server.inboxes[0].queue.put_nowait(Touched(("a", "b")))
+
+    await ear.heard("touched ('a', 'b')")
+
+
+@pytest.mark.parametrize("has_replicas", [True, False])
+async def test_replicas_may_not_have_heard(has_replicas: bool, ear: Ear) -> None:  # noqa: FBT001
+    """What others invalidated is recent for this process's replicas too, if it has any."""
+    ear.clock.advance(5)  # since the beginning, when anything was
+    ear.store.has_replicas = has_replicas
+    ear.say("i", "menu-7")
+    ear.say("t", "soups")
+    await ear.heard("op menu-7", "tag soups")
+    keys = [ear.tier.key("menu-7"), ear.tier.tag_key("soups"), ear.tier.key("menu-8")]
+
+    assert [has_replicas, has_replicas, False] == [ear.tier.recent.has_any((key,)) for key in keys]
+
+
+async def test_everything_is_recent_when_everything_was_invalidated(ear: Ear) -> None:
+    """So is everything, when everything was."""
+    ear.clock.advance(5)
+    ear.say("c")
+    await ear.heard("everything")
+
+    assert ear.tier.recent.has_any(("anything",))
+
+
+async def test_slow_listener_lets_others_go_on(ear: Ear, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who has very much to hear hears some of it at a time."""
+    monkeypatch.setattr(_backplane, "_AT_ONCE", 10)
+    for number in range(100):
+        ear.say("i", f"menu-{number}")
+    most = before = 0
+    while before < 100:
+        await asyncio.sleep(0)
+        most = max(most, len(ear.audience.news) - before)
+        before = len(ear.audience.news)
+
+    assert 0 < most <= 20
+
+
+# Wake-ups
+
+
+async def woken_by(ear: Ear, say: Callable[[], None]) -> bool:
+    """Return whether somebody who waits for the end of a load of menu-7 is woken."""
+    with ear.backplane.expecting("menu-7") as word:
+        waiting = asyncio.create_task(word.heard(NEVER))
+        await asyncio.sleep(0)
+        ear.audience.heard.clear()
+        say()
+        await eventually(lambda: ear.audience.heard)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        was_woken = waiting.done()
+        waiting.cancel()
+        await asyncio.wait([waiting])
+    return was_woken
+
+
+@pytest.mark.parametrize(
+    ("is_woken", "message"),
+    [
+        (True, woken("menu-7")),
+        (False, woken("menu-8")),
+        (True, Message("i", THERE, "menu-7")),
+        (False, Message("i", THERE, "menu-8")),
+        (True, Message("t", THERE, "soups")),
+        (True, Message("c", THERE, "")),
+        (False, Message("h", THERE, "")),
+        (True, Message("i", HERE, "menu-7")),
+        (True, Message("t", HERE, "soups")),
+        (False, Message("h", HERE, "1000.0")),
+    ],
+    ids=lambda value: value.kind + value.subject if isinstance(value, Message) else "",
+)
+async def test_wake_ups(is_woken: bool, message: Message, ear: Ear) -> None:  # noqa: FBT001
+    """Who waits is woken by the end of the load, and by what may have ended it, our own words too."""
+    assert is_woken == await woken_by(ear, lambda: ear.server.publish(message.pack()))
+
+
+@pytest.mark.parametrize("comes_back", [True, False])
+async def test_gap_wakes_everybody(comes_back: bool, ear: Ear) -> None:  # noqa: FBT001
+    """When the bus breaks, and when it is back, whoever waits looks again: the word may have been lost."""
+    ear.store.deaf = None if comes_back else OSError("down")
+
+    assert await woken_by(ear, ear.server.cut)
+
+
+async def test_beginning_wakes_everybody(fresh: Ear) -> None:
+    """Who began to wait before there was a bus looks again when there is one."""
+    with fresh.backplane.expecting("menu-7") as word:
+        await fresh.backplane.open(10)
+        await word.heard(NEVER)
+
+
+async def test_everybody_who_waits_is_woken(ear: Ear) -> None:
+    """Several may wait for one op, and leave at different times; nothing remains of them."""
+    with ear.backplane.expecting("menu-7") as first:
+        with ear.backplane.expecting("menu-7") as second:
+            ear.server.publish(woken("menu-7").pack())
+            await first.heard(NEVER)
+            await second.heard(NEVER)
+        ear.server.publish(woken("menu-7").pack())
+        await first.heard(NEVER)
+
+    assert {} == ear.backplane._waiting
+
+
+async def test_word_that_came_before_anybody_waited(ear: Ear) -> None:
+    """A word that is said while its flight is busy asking is heard when it waits next, once."""
+    with ear.backplane.expecting("menu-7") as word:
+        word.say()
+        await word.heard(NEVER)
+        await word.heard(0.001)
+
+
+# Gaps and silence
+
+
+async def test_gap(ear: Ear, said: Said) -> None:
+    """A connection that broke is told at once, and when there is another one everything may have changed."""
+    ear.clock.advance(2)
+    ear.server.cut(ConnectionResetError("redis://user:password@host"))
+
+    await ear.heard("nothing", "everything")
+    assert ear.clock() + 3 == ear.audience.trusted_until
+    assert ear.tier.recent.has_any(("anything",))
+    assert [WARNING.format("ConnectionResetError"), "the bus is heard again"] == said()
+
+
+async def test_long_gap(ear: Ear, said: Said) -> None:
+    """While there is no bus it is sought again and again, with one line in the log."""
+    ear.store.deaf = OSError("down")
+    ear.server.cut()
+    await eventually(lambda: ear.store.asked.count("listen") > 5)
+    while_deaf = {*ear.audience.news}
+    ear.store.deaf = None
+    await eventually(lambda: "everything" in ear.audience.news)
+
+    assert {"nothing"} == while_deaf
+    assert [WARNING.format("ConnectionError"), "the bus is heard again"] == said()
+
+
+async def test_bus_that_is_not_there(said: Said) -> None:
+    """Opening goes on without a bus as soon as that is known."""
+    ear = Ear()
+    ear.store.deaf = OSError("down")
+    await ear.backplane.open(NEVER)
+    heard = [*ear.audience.heard]
+    await ear.backplane.aclose()
+
+    assert ["nothing", "nothing"] == heard[:2]
+    assert [WARNING.format("OSError")] == said()
+
+
+async def test_bus_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Opening waits for the bus no longer than it may."""
+    ear, left = Ear(), []
+
+    class Hanging:
+        async def __aenter__(self) -> None:
+            await asyncio.get_running_loop().create_future()
+
+        async def __aexit__(self, *_: object) -> None:
+            left.append("left")
+
+    monkeypatch.setattr(ear.store, "listen", Hanging)
+    await ear.backplane.open(0.001)
+    await ear.backplane.aclose()
+
+    assert (["nothing"], []) == (ear.audience.heard, left)
+
+
+async def test_closing(ear: Ear) -> None:
+    """A backplane that was closed, or never opened, listens to nothing."""
+    await Ear().backplane.aclose()
+    await ear.backplane.aclose()
+    await ear.backplane.aclose()
+
+    assert [] == ear.server.inboxes
+
+
+async def test_beats_while_nobody_speaks(fresh: Ear, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nobody says a word, somebody says one, and hears it."""
+    monkeypatch.setattr(_backplane, "_BEAT", 0.001)
+    await fresh.backplane.open(10)
+    fresh.audience.heard.clear()
+    await eventually(lambda: len(fresh.audience.heard) >= 3)
+
+    assert [Message("h", HERE, repr(fresh.clock())).pack()] * 3 == fresh.server.published[:3]
+    assert ["sound"] * 3 == fresh.audience.heard[:3]
+
+
+async def test_no_beats_while_others_speak(fresh: Ear, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who hears others need not say a word."""
+    monkeypatch.setattr(_backplane, "_BEAT", 0.0)
+    beats = 0
+
+    async def settle_all(_: object) -> None:
+        nonlocal beats
+        beats += 1
+        fresh.backplane._has_news = True  # as if another had spoken
+
+    monkeypatch.setattr(fresh.tier, "settle_all", settle_all)
+    await fresh.backplane.open(10)
+    await eventually(lambda: beats > 20)
+
+    assert [] == fresh.server.published
+
+
+async def test_beats_in_a_storm(fresh: Ear, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where very much is said, everybody says a word too, to hear its echo."""
+    monkeypatch.setattr(_backplane, "_BEAT", 0.0)
+    monkeypatch.setattr(_backplane, "_STORM", 3)
+
+    async def settle_all(_: object) -> None:
+        fresh.backplane._has_news = True  # as if others had spoken
+        fresh.backplane._heard = 4
+
+    monkeypatch.setattr(fresh.tier, "settle_all", settle_all)
+    await fresh.backplane.open(10)
+
+    await eventually(lambda: len(fresh.server.published) > 3)
+
+
+async def test_another_primary(fresh: Ear, monkeypatch: pytest.MonkeyPatch, said: Said) -> None:
+    """When the bus is to be heard elsewhere, the old connection is given up, though it is alive."""
+    monkeypatch.setattr(_backplane, "_BEAT", 0.0)
+    await fresh.backplane.open(10)
+    await fresh.heard("nothing", "everything")
+    monkeypatch.setattr(fresh.store, "name", "another")
+
+    await fresh.heard("nothing", "everything")
+    assert [WARNING.format("there is another primary"), "the bus is heard again"] == said()
+    assert 1 == len(fresh.server.inboxes)
+
+
+async def test_silence(fresh: Ear, monkeypatch: pytest.MonkeyPatch, said: Said) -> None:
+    """A connection on which not even our own words come back is given up for another one, and that is a gap."""
+    fresh.server.is_mute = True
+    monkeypatch.setattr(_backplane, "_BEAT", 0.001)
+    monkeypatch.setattr(_backplane, "_TRUST", 0.002)
+    await fresh.backplane.open(10)
+    await fresh.heard("nothing", "everything")
+    asked = fresh.store.asked.count("listen")
+    await eventually(lambda: fresh.store.asked.count("listen") > asked)
+    await eventually(lambda: "everything" in fresh.audience.news)
+
+    assert ["nothing", "everything"] == fresh.audience.news[:2]
+    assert WARNING.format("silence") == said()[0]
+    assert 1 == len(fresh.server.inboxes)
+
+
+async def test_silence_of_a_bus_that_is_known_to_be_gone(
+    fresh: Ear, monkeypatch: pytest.MonkeyPatch, said: Said
+) -> None:
+    """Who seeks the bus does not take its silence for another loss."""
+    fresh.store.deaf = OSError("down")
+    monkeypatch.setattr(_backplane, "_BEAT", 0.0001)
+    monkeypatch.setattr(_backplane, "_TRUST", 0.0)
+    await fresh.backplane.open(10)
+    listener = fresh.backplane._tasks[0]
+    await eventually(lambda: fresh.store.asked.count("publish") > 20)
+
+    assert listener is fresh.backplane._tasks[0]
+    assert [WARNING.format("OSError")] == said()
+
+
+async def test_beat_settles_what_is_pending(fresh: Ear, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An invalidation that the store did not confirm is repeated until it does."""
+    monkeypatch.setattr(_backplane, "_BEAT", 0.0)
+    fresh.tier.announce(fresh.tier.invalidation("menu-7"))
+    fresh.store.error = OSError("down")
+    await fresh.backplane.open(10)
+    await eventually(lambda: fresh.store.asked.count("invalidate") > 3)
+    before = fresh.tier.pending.all()
+    fresh.store.error = None
+    await eventually(lambda: not fresh.tier.pending.all())
+
+    assert 1 == len(before)
+    assert Message("i", HERE, "menu-7").pack() in fresh.server.published

@@ -1,0 +1,752 @@
+"""Guards that share a store with leases, tags and a bus, as the processes of a service do."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+from typing import Any, NamedTuple
+
+import pytest
+from leasing import LeasingDouble, Server, eventually
+
+from stampede_guard import (
+    ConfigurationError,
+    Guard,
+    GuardClosed,
+    InvalidationPending,
+    InvalidKey,
+    LoadCancelled,
+    coalesce,
+)
+from stampede_guard import _backplane as backplane_module
+from stampede_guard import _guard as guard_module
+from stampede_guard import _operation as operation_module
+from stampede_guard._stats import Counters
+from stampede_guard.testing import FaultStore, Gate, ManualClock
+
+Pause = Callable[[], Awaitable[None]]
+
+OP = "menu-7"
+KEY = "sg1:{default:menu-7}"
+BOTH: dict[str, Any] = {"ttl": 60, "l2_ttl": 60, "jitter": 0, "returns": str}
+
+
+class Loader:
+    """Loads "soup 1", "soup 2", …, each when it may."""
+
+    def __init__(self, dish: str = "soup") -> None:
+        self.dish = dish
+        self.loads = 0
+        self.gate: Gate | None = None
+
+    async def __call__(self) -> str:
+        self.loads += 1
+        answer = f"{self.dish} {self.loads}"
+        if self.gate is not None:
+            await self.gate.passage()
+        return answer
+
+
+class Process:
+    """A guard, and its own way to the server."""
+
+    def __init__(self, server: Server, **options: Any) -> None:
+        self.store = LeasingDouble(server)
+        self.guard = Guard(lambda: self.store, clock=server.clock, **options)
+
+    def ask(self, load: Callable[[], Awaitable[str]], op: str = OP, **options: Any) -> asyncio.Task[str]:
+        """Begin a call."""
+        return asyncio.create_task(self.guard.fetch(op, load, **(BOTH | options)))
+
+    def peek(self, op: str = OP) -> Any:
+        """Return what this process remembers."""
+        entry = self.guard.peek(op)
+        return None if entry is None else entry.value
+
+    @property
+    def waits(self) -> int:
+        """How many flights have waited for another process's load."""
+        return self.guard.stats().l2_waits
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    """Return the time, as told."""
+    return ManualClock()
+
+
+@pytest.fixture
+def server(clock: ManualClock) -> Server:
+    """Return a server without anything."""
+    return Server(clock)
+
+
+@pytest.fixture
+def load() -> Loader:
+    """Return a loader."""
+    return Loader()
+
+
+@pytest.fixture(autouse=True)
+def _without_beats(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the bus be silent, unless a test wants it otherwise."""
+    monkeypatch.setattr(backplane_module, "_BEAT", 3_600.0)
+
+
+@pytest.fixture
+async def fleet(server: Server) -> AsyncIterator[tuple[Process, Process]]:
+    """Return two processes of a service."""
+    processes = Process(server), Process(server)
+    async with AsyncExitStack() as open_guards:
+        for process in processes:
+            await open_guards.enter_async_context(process.guard)
+        yield processes
+
+
+# What a guard can do
+
+
+async def test_capabilities_are_the_stores(fleet: tuple[Process, Process]) -> None:
+    """A guard can do what its store can."""
+    assert frozenset({"leases", "backplane", "tags", "versions"}) == fleet[0].guard.capabilities
+
+
+async def test_capabilities_of_other_guards(clock: ManualClock) -> None:
+    """A plain store can do none of it, nor can memory; of a closed guard nobody knows."""
+    guard = Guard(lambda: FaultStore(clock), clock=clock)
+
+    with pytest.raises(GuardClosed):
+        _ = guard.capabilities
+    async with guard:
+        assert frozenset() == guard.capabilities
+    assert frozenset() == Guard().capabilities
+
+
+# One load per fleet
+
+
+async def test_one_load_for_all(fleet: tuple[Process, Process], load: Loader) -> None:
+    """While one process loads, the others wait for it, and have the answer when it is there."""
+    here, there = fleet
+    load.gate = Gate()
+    first = here.ask(load)
+    await load.gate.arrivals(1)
+    second = there.ask(load)
+    await eventually(lambda: there.waits)
+    load.gate.open()
+
+    assert ("soup 1", "soup 1", 1) == (await first, await second, load.loads)
+    assert (1, 0, 0) == (there.guard.stats().l2_hits, there.guard.stats().l2_misses, there.guard.stats().loads)
+
+
+async def test_load_that_fails_elsewhere(fleet: tuple[Process, Process], load: Loader) -> None:
+    """When the load that a process waits for fails, it loads itself."""
+    here, there = fleet
+    gate = Gate()
+
+    async def fail() -> str:
+        await gate.passage()
+        raise ValueError("no menu")
+
+    first = here.ask(fail)
+    await gate.arrivals(1)
+    second = there.ask(load)
+    await eventually(lambda: there.waits)
+    gate.open()
+
+    with pytest.raises(ValueError, match="no menu"):
+        await first
+    assert "soup 1" == await second
+
+
+async def test_word_that_was_lost(
+    fleet: tuple[Process, Process], server: Server, load: Loader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who hears nothing looks again after a while."""
+    monkeypatch.setattr(guard_module, "_POLLS", (0.001, 0.002))
+    here, there = fleet
+    load.gate = Gate()
+    first = here.ask(load)
+    await load.gate.arrivals(1)
+    second = there.ask(load)
+    await eventually(lambda: there.store.asked.count("acquire") > 5)
+    server.is_mute = True
+    load.gate.open()
+
+    assert ("soup 1", "soup 1", 1) == (await first, await second, load.loads)
+
+
+async def test_load_that_takes_too_long_elsewhere(fleet: tuple[Process, Process], load: Loader, server: Server) -> None:
+    """Another's load is waited for as long as a load may take; then this process loads too, and does not store."""
+    here, there = fleet
+    load.gate = Gate()
+    first = here.ask(load)
+    await load.gate.arrivals(1)
+    second = await there.ask(Loader("salad"), load_timeout=0.001)
+    load.gate.open()
+
+    assert ("soup 1", "salad 1", {}) == (await first, second, there.guard._site().backplane._waiting)  # type: ignore[union-attr]
+    assert b"soup 1" == server.values[KEY][0][-6:]
+
+
+async def test_waiting_has_an_end_without_a_load_timeout(
+    fleet: tuple[Process, Process], load: Loader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So has the waiting of an operation whose loads may take any time."""
+    monkeypatch.setattr(guard_module, "_WAIT", 0.001)
+    here, there = fleet
+    load.gate = Gate()
+    first = here.ask(load)
+    await load.gate.arrivals(1)
+    second = await there.ask(Loader("salad"), load_timeout=None)
+    load.gate.open()
+
+    assert ("soup 1", "salad 1") == (await first, second)
+
+
+@pytest.mark.parametrize("how", ["lease=False", "disabled", "rollout=0"])
+async def test_load_that_is_not_waited_for(
+    how: str, fleet: tuple[Process, Process], load: Loader, server: Server
+) -> None:
+    """Who does not wait for another's load loads at once, without the right to store."""
+    here, there = fleet
+    there.guard.enabled = how != "disabled"
+    there.guard.rollout = 0.0 if how == "rollout=0" else 1.0
+    load.gate = Gate()
+    first = here.ask(load)
+    await load.gate.arrivals(1)
+    second = await there.ask(Loader("salad"), lease=how != "lease=False")
+    load.gate.open()
+
+    assert ("soup 1", "salad 1") == (await first, second)
+    assert (0, b"soup 1") == (there.waits, server.values[KEY][0][-6:])
+
+
+async def test_blind(fleet: tuple[Process, Process], load: Loader, clock: ManualClock, server: Server) -> None:
+    """Without an answer of the store a process loads, stores nothing, and remembers it for a second."""
+    here, _ = fleet
+    here.store.error = TimeoutError()
+    answer = await here.ask(load)
+    clock.advance(0.999)
+    within = here.peek()
+    clock.advance(0.001)
+
+    assert ("soup 1", "soup 1", None, {}) == (answer, within, here.peek(), server.values)
+    assert ["acquire"] == here.store.asked[2:]
+    assert 0 == here.guard.stats().l2_misses
+
+
+async def test_fill_that_is_not_answered(fleet: tuple[Process, Process], load: Loader, clock: ManualClock) -> None:
+    """What may not have been stored is remembered for a second: nobody knows what another process loads."""
+    here, _ = fleet
+    load.gate = Gate()
+    call = here.ask(load)
+    await load.gate.arrivals(1)
+    here.store.error = TimeoutError()
+    load.gate.open()
+    answer = await call
+    clock.advance(0.999)
+    within = here.peek()
+    clock.advance(0.001)
+
+    assert ("soup 1", "soup 1", None) == (answer, within, here.peek())
+
+
+async def test_lease_is_renewed(fleet: tuple[Process, Process], load: Loader, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A load that takes long keeps its right to."""
+    monkeypatch.setattr(operation_module, "_LEASES", (0.003, 0.003))
+    here, _ = fleet
+    load.gate = Gate()
+    call = here.ask(load)
+    await eventually(lambda: here.store.asked.count("renew") > 2)
+    load.gate.open()
+
+    assert ("soup 1", 0) == (await call, here.guard.stats().overtaken)
+
+
+async def test_lease_length_is_learnt(fleet: tuple[Process, Process], clock: ManualClock, server: Server) -> None:
+    """Where loads take long, leases last longer; what a lease has left is known to who waits."""
+    here, _ = fleet
+    lives: list[float] = []
+
+    async def load_slowly() -> str:
+        _, _, until = server.leases[KEY]
+        lives.append(until - clock())
+        clock.advance(10)
+        return "soup"
+
+    for _ in range(3):
+        await here.ask(load_slowly)
+
+    assert [2, 6, 10] == lives
+
+
+async def test_load_that_is_cancelled_at_the_end(server: Server, load: Loader) -> None:
+    """A process that goes down in the middle of a load gives its right back before its connections are closed."""
+    process = Process(server, drain_timeout=0)
+    gate = load.gate = Gate()
+    async with process.guard:
+        call = process.ask(load)
+        await gate.arrivals(1)
+
+    with pytest.raises(LoadCancelled):
+        await call
+    assert ("release", {}, True) == (process.store.asked[-1], server.leases, process.store.is_closed)
+
+
+# Invalidations
+
+
+async def test_invalidation_reaches_every_process(fleet: tuple[Process, Process], load: Loader) -> None:
+    """What one process invalidates, all forget; nobody loads twice."""
+    here, there = fleet
+    for process in fleet:
+        await process.ask(load)
+    before = there.peek()
+    await here.guard.invalidate(OP)
+    at_once = here.peek()
+    await eventually(lambda: there.peek() is None)
+
+    assert ("soup 1", None) == (before, at_once)
+    assert ["soup 2", "soup 2"] == [await process.ask(load) for process in fleet]
+
+
+async def test_load_that_another_process_overtook(fleet: tuple[Process, Process], load: Loader, server: Server) -> None:
+    """What began before an invalidation elsewhere answers who waits, and is remembered nowhere."""
+    here, there = fleet
+    load.gate = Gate()
+    call = here.ask(load)
+    await load.gate.arrivals(1)
+    server.is_mute = True  # the word is lost, or late
+    await there.guard.invalidate(OP)
+    load.gate.open()
+
+    assert ("soup 1", None, {}) == (await call, here.peek(), server.values)
+    assert 1 == here.guard.stats().overtaken
+
+
+async def test_refresh_reaches_every_process(fleet: tuple[Process, Process], load: Loader) -> None:
+    """What one process refreshes, the others forget, and read anew."""
+    here, there = fleet
+
+    @coalesce(OP, guard=here.guard, ttl=60, l2_ttl=60)
+    async def load_menu() -> str:
+        return await load()
+
+    for process in fleet:
+        await process.ask(load)
+    refreshed = await load_menu.refresh()
+    await eventually(lambda: there.peek() is None)
+
+    assert ["soup 2"] * 3 == [refreshed, await load_menu(), await there.ask(load)]
+
+
+async def test_unconfirmed_invalidation_is_repeated(
+    fleet: tuple[Process, Process], load: Loader, server: Server
+) -> None:
+    """What the store did not confirm is said again until it does, though nobody asks."""
+    here, there = fleet
+    for process in fleet:
+        await process.ask(load)
+    here.store.error = OSError("down")
+    with pytest.raises(InvalidationPending):
+        await here.guard.invalidate(OP)
+    still = there.peek()
+    here.store.error = None
+    await here.guard._site().tier.settle_all(Counters())  # type: ignore[union-attr]
+    await eventually(lambda: there.peek() is None)
+
+    assert ("soup 1", {}) == (still, server.values)
+
+
+async def test_invalidation_without_waiting(fleet: tuple[Process, Process], load: Loader) -> None:
+    """Without waiting nothing is raised, and what is local is done at once."""
+    here, _ = fleet
+    await here.ask(load)
+    here.store.error = OSError("down")
+    gate = here.store.gate = Gate()
+    await here.guard.invalidate(OP, wait=False)
+    at_once = here.peek()
+    gate.open()
+
+    assert at_once is None
+
+
+@pytest.mark.parametrize("version", [-1, 2**53, True, 1.5])
+async def test_invalidation_with_a_wrong_version(version: Any, fleet: tuple[Process, Process], load: Loader) -> None:
+    """A version that is none is an error before anything is forgotten."""
+    here, _ = fleet
+    await here.ask(load)
+
+    with pytest.raises(ConfigurationError, match="version="):
+        await here.guard.invalidate(OP, version=version)
+    assert "soup 1" == here.peek()
+
+
+# Tags
+
+
+async def test_tag_reaches_every_process(fleet: tuple[Process, Process], load: Loader, server: Server) -> None:
+    """Everything with a tag is forgotten by all, in memory and in the store; what does not have it stays."""
+    here, there = fleet
+    tags: dict[str, Any] = {"a": ("soups", "hot"), "b": ("soups",), "c": ("hot",), "d": ()}
+    for op, own in tags.items():
+        for process in fleet:
+            await process.ask(load, op, tags=own)
+    await here.guard.invalidate_tag("soups")
+    at_once = [here.peek(op) for op in tags]
+    await eventually(lambda: there.peek("a") is None)
+    after = [there.peek(op) for op in tags]
+
+    assert [None, None, "soup 3", "soup 4"] == at_once == after
+    assert ["soup 5", "soup 6", "soup 3", "soup 4"] == [await there.ask(load, op, tags=own) for op, own in tags.items()]
+    assert 1 == here.store.asked.count("invalidate tag")
+
+
+async def test_tags_of_a_decorated_function(fleet: tuple[Process, Process], load: Loader) -> None:
+    """A function's tags are built from its arguments, for memory, flights and store alike."""
+    here, _ = fleet
+
+    @coalesce("menu-{menu}", guard=here.guard, ttl=60, l2_ttl=60, tags=("menu:{menu}", "menus"))
+    async def load_menu(menu: int) -> str:
+        return await load()
+
+    answers = [await load_menu(7), await load_menu(8)]
+    await here.guard.invalidate_tag(load_menu.tags(7)[0])
+    answers += [await load_menu(7), await load_menu(8)]
+
+    assert ("menu:7", "menus") == load_menu.tags(7)
+    assert ["soup 1", "soup 2", "soup 3", "soup 2"] == answers
+
+
+async def test_refresh_has_the_tags_too(fleet: tuple[Process, Process], load: Loader) -> None:
+    """What was refreshed is invalidated by its tags like what was loaded."""
+    here, there = fleet
+
+    @coalesce(OP, guard=here.guard, ttl=60, l2_ttl=60, tags=("menus",))
+    async def load_menu() -> str:
+        return await load()
+
+    await load_menu.refresh()
+    await there.guard.invalidate_tag("menus")
+    await eventually(lambda: load_menu.peek() is None)
+
+    assert "soup 2" == await load_menu()
+
+
+async def test_load_that_its_tag_overtook(fleet: tuple[Process, Process], load: Loader) -> None:
+    """What began before an invalidation of its tag answers who waited; who comes later gets a later answer."""
+    here, _ = fleet
+    load.gate = Gate()
+    early = here.ask(load, tags=("soups",))
+    await load.gate.arrivals(1)
+    await here.guard.invalidate_tag("soups")
+    late = here.ask(load, tags=("soups",))
+    await asyncio.sleep(0)
+    load.gate.open()
+
+    assert ["soup 1", "soup 2"] == [await early, await late]
+    assert "soup 2" == await here.ask(load, tags=("soups",))
+
+
+async def test_clear(fleet: tuple[Process, Process], load: Loader) -> None:
+    """`clear` forgets everything, everywhere."""
+    here, there = fleet
+    for op in "ab":
+        for process in fleet:
+            await process.ask(load, op)
+    await here.guard.clear()
+    at_once = [here.peek(op) for op in "ab"]
+    await eventually(lambda: there.peek("a") is None)
+
+    assert [None, None] == at_once == [there.peek(op) for op in "ab"]
+    assert ["soup 3", "soup 4"] == [await there.ask(load, op) for op in "ab"]
+
+
+async def test_unconfirmed_tag(fleet: tuple[Process, Process], load: Loader) -> None:
+    """A tag whose invalidation is not confirmed is told, and holds in this process; so does a clearing."""
+    here, _ = fleet
+    await here.ask(load, tags=("soups",))
+    here.store.error = OSError("down")
+
+    with pytest.raises(InvalidationPending, match=r"^soups: not confirmed by the store"):
+        await here.guard.invalidate_tag("soups")
+    with pytest.raises(InvalidationPending, match=r"^everything: not confirmed by the store"):
+        await here.guard.clear()
+    await here.guard.invalidate_tag("soups", wait=False)
+    await here.guard.clear(wait=False)
+    assert here.peek() is None
+
+
+@pytest.mark.parametrize("tag", ["", 7, None, b"soups"])
+async def test_wrong_tag(tag: Any, fleet: tuple[Process, Process]) -> None:
+    """A tag is a string with something in it."""
+    with pytest.raises(InvalidKey, match="a tag is a string, and not empty"):
+        await fleet[0].guard.invalidate_tag(tag)
+
+
+async def test_tags_without_a_store(load: Loader) -> None:
+    """Tags work in memory alone."""
+    guard = Guard()
+    for op in "ab":
+        await guard.fetch(op, load, ttl=60, tags=(f"only {op}", "both"))
+    await guard.invalidate_tag("only a")
+    one = [guard.peek(op) is None for op in "ab"]
+    await guard.clear()
+
+    assert ([True, False], [True, True]) == (one, [guard.peek(op) is None for op in "ab"])
+
+
+async def test_tags_over_a_plain_store(clock: ManualClock, load: Loader) -> None:
+    """A store that cannot keep tags is no place for them: whoever asks for one is told so."""
+    async with Guard(lambda: FaultStore(clock), clock=clock) as guard:
+        for use, who in (
+            (guard.fetch(OP, load, tags=("soups",)), "fetch"),
+            (guard.invalidate_tag("soups"), "invalidate_tag"),
+            (guard.clear(), "clear"),
+        ):
+            with pytest.raises(ConfigurationError, match=rf"^{who}: tags=.* need a Redis store; this guard's Fault"):
+                await use
+    assert 0 == load.loads
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [({"tags": ("menus",)}, "tags"), ({"version": lambda _: 1}, "versions")],
+    ids=["tags", "version"],
+)
+async def test_what_a_plain_store_cannot_do_is_found_at_entering(options: Any, what: str, clock: ManualClock) -> None:
+    """An operation that asks for more than the store can is refused when the guard is entered, and nothing is left."""
+    guard = Guard(lambda: FaultStore(clock), clock=clock)
+
+    @coalesce("menu", guard=guard, l2_ttl=60, **options)
+    async def load_menu() -> str:
+        return "soup"
+
+    with pytest.raises(
+        ConfigurationError, match=rf"^menu: {what} need a Redis store; this guard's FaultStore has none"
+    ):
+        await guard.__aenter__()
+    assert guard._sites.here() is None
+    assert "menu" == load_menu.key()
+
+
+async def test_what_the_store_can_do_is_no_mistake(server: Server) -> None:
+    """Over a store that can, such operations are welcome."""
+    process = Process(server)
+
+    @coalesce("menu", guard=process.guard, l2_ttl=60, tags=("menus",), version=lambda _: 1)
+    async def load_menu() -> str:
+        return "soup"
+
+    async with process.guard:
+        assert "soup" == await load_menu()
+
+
+# Versions
+
+
+class Menu(NamedTuple):
+    """A menu."""
+
+    version: int
+
+
+async def test_older_version_is_not_remembered(fleet: tuple[Process, Process], server: Server) -> None:
+    """A value that is older than what was invalidated for answers who waits, and is remembered nowhere."""
+    here, _ = fleet
+    versions = iter([6, 7])
+
+    @coalesce("menu", guard=here.guard, ttl=60, l2_ttl=60, version=lambda menu: menu.version)
+    async def load_menu() -> Menu:
+        return Menu(next(versions))
+
+    await here.guard.invalidate("menu", version=7)
+    old = await load_menu(), load_menu.peek(), {**server.values}
+
+    assert (Menu(6), None, {}) == old
+    assert (Menu(7), Menu(7)) == (await load_menu(), await load_menu())
+    assert 1 == here.guard.stats().overtaken
+
+
+async def test_version_that_is_none(fleet: tuple[Process, Process], server: Server, pause: Pause) -> None:
+    """A `version=` function that returns no version is an error of the call; the right to load is given back."""
+    here, _ = fleet
+
+    with pytest.raises(ConfigurationError, match=r"^fetch: its version= function returned version='7'"):
+        await here.guard.fetch(OP, Loader(), l2_ttl=60, returns=str, version=lambda _: "7")  # type: ignore[arg-type, return-value]
+    await pause()
+    assert ({}, {}) == (server.values, server.leases)
+
+
+# After a transaction
+
+
+class Transaction:
+    """A transaction that commits, or does not."""
+
+    def __init__(self, connection: "Connection") -> None:
+        self.connection = connection
+
+    async def __aenter__(self) -> None:
+        self.connection.is_open = True
+
+    async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        self.connection.is_open = False
+        self.connection.ended.append("rollback" if error else "commit")
+
+
+class Connection:
+    """As much of a connection as is used."""
+
+    def __init__(self) -> None:
+        self.is_open = False
+        self.ended: list[str] = []
+
+    def transaction(self) -> Transaction:
+        return Transaction(self)
+
+    def is_in_transaction(self) -> bool:
+        return self.is_open
+
+
+async def test_after_commit(fleet: tuple[Process, Process], load: Loader, server: Server) -> None:
+    """What was noted within a transaction is invalidated when it has committed, and not before."""
+    here, _ = fleet
+    connection = Connection()
+    for op in "abc":
+        await here.ask(load, op, tags=("soups",) if op == "b" else ())
+
+    async with here.guard.after_commit(connection) as after:
+        after.invalidate("a", version=7)
+        after.invalidate_tag("soups")
+        within = [here.peek(op) for op in "abc"]
+
+    assert (["commit"], ["soup 1", "soup 2", "soup 3"]) == (connection.ended, within)
+    assert [None, None, "soup 3"] == [here.peek(op) for op in "abc"]
+    assert {"sg1:{default:a}": 7} == server.lowest
+
+
+async def test_after_a_rollback(fleet: tuple[Process, Process], load: Loader) -> None:
+    """What was noted within a transaction that is rolled back is dropped."""
+    here, _ = fleet
+    connection = Connection()
+    await here.ask(load)
+
+    async def fail() -> None:
+        async with here.guard.after_commit(connection) as after:
+            after.invalidate(OP)
+            raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        await fail()
+
+    assert (["rollback"], "soup 1") == (connection.ended, here.peek())
+
+
+@pytest.mark.parametrize("version", [-1, 2**53, True, 1.5])
+async def test_wrong_version_is_found_before_the_commit(version: Any, fleet: tuple[Process, Process]) -> None:
+    """What could not be sent is refused while the transaction can still be rolled back."""
+    here, _ = fleet
+    connection = Connection()
+
+    async with here.guard.after_commit(connection) as after:
+        with pytest.raises(InvalidKey, match=rf"^{OP}: version="):
+            after.invalidate(OP, version=version)
+    assert ["commit"] == connection.ended
+
+
+# How many loads at once
+
+
+@pytest.mark.parametrize("whose", ["guard", "operation"])
+async def test_max_loads(whose: str, load: Loader, pause: Pause) -> None:
+    """No more loads than allowed run at once; the others queue, and are run when it is their turn."""
+    guard = Guard(max_loads=2 if whose == "guard" else None)
+    options: dict[str, Any] = {} if whose == "guard" else {"max_loads": 2}
+    gate = load.gate = Gate()
+    calls = [asyncio.create_task(guard.fetch(f"menu-{number}", load, **options)) for number in range(5)]
+    await pause()
+    at_once = gate.arrived
+    gate.open()
+    answers = await asyncio.gather(*calls)
+
+    assert (2, 5) == (at_once, len(set(answers)))
+
+
+async def test_budget_counts_in_the_queue(load: Loader) -> None:
+    """A load that is not even begun within its budget is ended like one that takes too long."""
+    guard = Guard(max_loads=1)
+    gate = load.gate = Gate()
+    first = asyncio.create_task(guard.fetch("menu-7", load))
+    await gate.arrivals(1)
+
+    with pytest.raises(TimeoutError):
+        await guard.fetch("menu-8", load, load_timeout=0.001)
+    gate.open()
+
+    assert ("soup 1", 1) == (await first, load.loads)
+
+
+@pytest.mark.parametrize("max_loads", [0, -1, 1.5, True, "2"])
+def test_wrong_max_loads(max_loads: Any) -> None:
+    """A number of loads is a whole one above zero."""
+    with pytest.raises(ConfigurationError, match=r"^max_loads="):
+        Guard(max_loads=max_loads)
+
+
+# Entering and leaving
+
+
+async def test_bus_that_is_not_there(server: Server, load: Loader, clock: ManualClock) -> None:
+    """A guard opens without its bus; until there is one nothing is remembered for longer than a second."""
+    process = Process(server)
+    process.store.deaf = OSError("down")
+
+    async with process.guard:
+        await process.ask(load)
+        within = process.peek()
+        clock.advance(1)
+
+        assert ("soup 1", None) == (within, process.peek())
+        assert "soup 1" == await process.ask(load)
+
+
+async def test_bus_that_was_silent(fleet: tuple[Process, Process], load: Loader, clock: ManualClock) -> None:
+    """After three seconds without a word what is in memory is trusted no more."""
+    here, _ = fleet
+    await here.ask(load)
+    clock.advance(2.9)
+    before = here.peek()
+    clock.advance(0.1)
+
+    assert ("soup 1", None) == (before, here.peek())
+
+
+async def test_cancelled_at_the_door(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who is cancelled while the guard waits for its bus is not in, and nothing is left of the attempt."""
+    process, gate = Process(server), Gate()
+
+    class Hanging:
+        async def __aenter__(self) -> None:
+            await gate.passage()
+
+        async def __aexit__(self, *_: object) -> None:
+            pass
+
+    monkeypatch.setattr(process.store, "listen", Hanging)
+    entering = asyncio.create_task(process.guard.__aenter__())
+    await gate.arrivals(1)
+    entering.cancel()
+    await asyncio.wait([entering])
+
+    assert (True, True) == (entering.cancelled(), process.store.is_closed)
+    assert process.guard._sites.here() is None
+
+
+async def test_leaving(server: Server) -> None:
+    """A guard that was left listens no more."""
+    process = Process(server)
+    async with process.guard:
+        within = len(server.inboxes)
+
+    assert (1, 0, True) == (within, len(server.inboxes), process.store.is_closed)

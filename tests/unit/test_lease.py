@@ -1,0 +1,525 @@
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from leasing import LeasingDouble, Server, eventually
+
+from stampede_guard._codec import seal
+from stampede_guard._messages import Message, woken
+from stampede_guard._stats import Counters
+from stampede_guard.stores import Refused, Stored, Verdict
+from stampede_guard.stores._lease import Found, Lease
+from stampede_guard.stores._tier import Tier
+from stampede_guard.testing import FaultStore, Gate, ManualClock
+
+Pause = Callable[[], Awaitable[None]]
+
+OP = "menu-7"
+KEY = "sg1:{menus:menu-7}"
+EVERYTHING, SOUPS = "sg1:{menus:}:t", "sg1:{menus:soups}:t"
+HERE, THERE = "h" * 22, "t" * 22
+
+
+def as_it_is(payload: bytes) -> tuple[Any]:
+    """Decode."""
+    return (payload,)
+
+
+class Process:
+    """One process of a fleet: a way to the server, and a tier over it."""
+
+    def __init__(self, server: Server, instance: str) -> None:
+        self.store = LeasingDouble(server)
+        self.tier = Tier(self.store, "menus", 100, server.clock, instance)
+        self.counters = Counters()
+
+    def lease(self, *tags: str, length: float = 2) -> Lease:
+        """Return what a flight gets."""
+        return self.tier.lease(OP, tags, length, 60, self.counters)
+
+    async def owned(self, *tags: str, length: float = 2) -> Lease:
+        """Return the lease of a flight that may load."""
+        lease = self.lease(*tags, length=length)
+        assert "own" == await lease.ask(as_it_is)
+        return lease
+
+    async def invalidate(self, *, version: int | None = None) -> bool:
+        """Invalidate the op; return whether that is confirmed."""
+        invalidation = self.tier.invalidation(OP, version)
+        self.tier.announce(invalidation)
+        return await self.tier.invalidate(invalidation, self.counters)
+
+    async def invalidate_tag(self, tag: str) -> bool:
+        """Invalidate a tag; return whether that is confirmed."""
+        invalidation = self.tier.tag_invalidation(tag)
+        self.tier.announce(invalidation)
+        return await self.tier.invalidate(invalidation, self.counters)
+
+
+async def fill(lease: Lease, payload: bytes = b"soup", version: int | None = None, *, holds: bool = True) -> bool:
+    """Store an answer."""
+    return await lease.fill(payload, 60, version, lambda: holds)
+
+
+@pytest.fixture
+def server() -> Server:
+    """Return a server without anything."""
+    return Server(ManualClock())
+
+
+@pytest.fixture
+def here(server: Server) -> Process:
+    """Return a process."""
+    return Process(server, HERE)
+
+
+@pytest.fixture
+def there(server: Server) -> Process:
+    """Return another process."""
+    return Process(server, THERE)
+
+
+# Who loads
+
+
+async def test_one_of_two_loads(here: Process, there: Process) -> None:
+    """The first who finds nothing may load, the second learns for how long that is; filled, both find the value."""
+    mine, theirs = await here.owned(), there.lease()
+    answers = [await theirs.ask(as_it_is)]
+    stored = await fill(mine)
+    answers.append(await theirs.ask(as_it_is))
+
+    assert (True, ["wait", Found(b"soup", b"soup", 60)], 2) == (stored, answers, theirs.left)
+    assert (False, False) == (mine.is_owned, theirs.is_owned)
+    assert theirs.stored_by == mine.stored_by
+
+
+async def test_who_waits_is_woken(here: Process, there: Process, server: Server) -> None:
+    """The end of a load is published if somebody waits for it, and only then."""
+    await fill(await here.owned())
+    server.values.clear()
+    unheard = [*server.published]
+    lease = await here.owned()
+    await there.lease().ask(as_it_is)
+    await fill(lease)
+
+    assert ([], [woken(OP).pack()]) == (unheard, server.published)
+
+
+async def test_load_that_failed(here: Process, there: Process, server: Server) -> None:
+    """When a load ends without a value the right is given back, and whoever waits is woken."""
+    mine, theirs = await here.owned(), there.lease()
+    before = await theirs.ask(as_it_is)
+    mine.let_go()
+    await eventually(lambda: server.published)
+
+    assert ("wait", False) == (before, mine.is_owned)
+    assert [woken(OP).pack()] == server.published
+    assert "own" == await theirs.ask(as_it_is)
+
+
+async def test_what_is_not_owned_is_not_given_back(here: Process, there: Process, pause: Pause) -> None:
+    """Who waits, or has filled, has nothing to give back."""
+    mine, theirs = await here.owned(), there.lease()
+    await theirs.ask(as_it_is)
+    await fill(mine)
+    for lease in (mine, theirs):
+        lease.let_go()
+    await pause()
+
+    assert (["acquire", "fill"], ["acquire"]) == (here.store.asked, there.store.asked)
+
+
+async def test_release_that_the_store_does_not_answer(here: Process) -> None:
+    """A right that cannot be given back expires; closing waits for the attempt."""
+    gate = here.store.gate = Gate()
+    asking = asyncio.create_task(here.owned())
+    gate.open()
+    lease = await asking
+    gate = here.store.gate = Gate()
+    here.store.error = OSError("down")
+    lease.let_go()
+    await gate.arrivals(1)
+    closing = asyncio.create_task(here.tier.aclose())
+    await asyncio.sleep(0)
+    early = closing.done()
+    gate.open()
+    await closing
+
+    assert (False, True, set()) == (early, here.store.is_closed, here.tier.upkeep)
+    assert 1 == here.counters.l2_errors
+
+
+async def test_refresh_takes_the_right_to_load(here: Process, there: Process, server: Server) -> None:
+    """Who seizes may load, whatever is stored and whoever loads; that one's fill is refused, and everybody is told."""
+    await fill(await there.owned(), b"old")
+    server.values.clear()
+    theirs = await there.owned()
+    mine = here.lease()
+    await mine.seize()
+    seized = mine.is_owned
+    outcomes = await fill(theirs, b"late"), await fill(mine, b"new")
+
+    assert (True, (False, True)) == (seized, outcomes)
+    assert [Message("i", HERE, OP).pack()] == server.published
+    assert Found(b"new", b"new", 60) == await there.lease().ask(as_it_is)
+
+
+async def test_blind(here: Process) -> None:
+    """Without an answer of the store the flight loads without the right to store, and knows that it knows nothing."""
+    here.store.error = TimeoutError()
+    asking, seizing = here.lease(), here.lease()
+    answer = await asking.ask(as_it_is)
+    await seizing.seize()
+    kept = [await fill(asking), await fill(seizing, version=7)]
+
+    assert ("blind", [True, True]) == (answer, kept)
+    assert [(True, False)] * 2 == [(lease.is_blind, lease.is_owned) for lease in (asking, seizing)]
+    assert ["acquire"] * 2 == here.store.asked
+
+
+async def test_value_that_will_not_do_is_seen_once(here: Process, server: Server) -> None:
+    """A value that cannot be opened is not sent a second time; who saw it may load anew."""
+    server.values[KEY] = seal("menus:menu-8", b"salad", THERE), server.clock() + 60
+
+    assert "own" == await here.lease().ask(as_it_is)
+    assert (["acquire"] * 2, 1) == (here.store.asked, here.counters.l2_undecodable)
+
+
+async def test_values_that_will_not_do_have_an_end(
+    here: Process, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A store that has another value that will not do each time is given up after some."""
+    acquire = here.store.acquire
+
+    async def another(*args: Any) -> Verdict:
+        server.values[KEY] = seal("menus:menu-8", b"salad", f"{len(here.store.asked):022}"), server.clock() + 60
+        return await acquire(*args)
+
+    monkeypatch.setattr(here.store, "acquire", another)
+
+    assert "blind" == await here.lease().ask(as_it_is)
+    assert 8 == here.store.asked.count("acquire")
+
+
+async def test_request_that_was_lost(here: Process, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was lost with its connection is asked for once more, as another flight that inherits from the first."""
+    acquire, tokens = here.store.acquire, []
+
+    async def lost(*args: Any) -> Verdict:
+        tokens.append(args[2])
+        verdict = await acquire(*args)
+        if len(tokens) == 1:
+            raise ConnectionResetError
+        return verdict
+
+    monkeypatch.setattr(here.store, "acquire", lost)
+    lease = await here.owned()
+
+    assert (2, 0) == (len(set(tokens)), here.counters.l2_errors)
+    assert tokens[1] == server.leases[KEY][0]
+    assert await fill(lease)
+
+
+@pytest.mark.parametrize(
+    ("error", "times"), [(ConnectionResetError(), 2), (TimeoutError(), 1), (Refused("LOADING"), 1)], ids=repr
+)
+async def test_requests_that_are_not_repeated(error: Exception, times: int, here: Process) -> None:
+    """A caller waits for one deadline, not two; and a no is a no."""
+    here.store.error = error
+
+    assert "blind" == await here.lease().ask(as_it_is)
+    assert (times, 1) == (len(here.store.asked), here.counters.l2_errors)
+
+
+# Fences
+
+
+async def test_load_that_an_invalidation_overtook(here: Process, there: Process, server: Server) -> None:
+    """What began before an invalidation in whatever process is not stored, however much later it comes."""
+    lease = await here.owned()
+    confirmed = await there.invalidate()
+
+    assert (True, False, {}) == (confirmed, await fill(lease), server.values)
+    assert [Message("i", THERE, OP).pack()] == server.published
+
+
+async def test_the_token_tells_better_than_this_process(here: Process, server: Server) -> None:
+    """Where leases fence, what this process heard of late is no reason not to store."""
+    assert await fill(await here.owned(), holds=False)
+    assert [KEY] == list(server.values)
+
+
+async def test_invalidation_on_its_way_comes_before_the_fill(here: Process, server: Server) -> None:
+    """A fill of an op whose invalidation is not confirmed sends that first, and is then refused."""
+    lease = await here.owned()
+    here.store.error = OSError("down")
+    confirmed = await here.invalidate()
+    here.store.error = None
+
+    assert (False, False, {}) == (confirmed, await fill(lease), server.values)
+    assert ["acquire", "invalidate", "invalidate", "fill"] == here.store.asked
+
+
+async def test_fill_that_the_store_does_not_answer(here: Process) -> None:
+    """A value that may or may not have been stored is the one to remember, for now; the right is given back."""
+    lease = await here.owned()
+    here.store.error = OSError("down")
+
+    assert await fill(lease)
+    assert (True, True) == (lease.is_owned, lease.is_blind)
+
+
+@pytest.mark.parametrize(("version", "is_blind"), [(None, False), (7, True)])
+async def test_value_that_is_too_large(version: int | None, is_blind: bool, here: Process) -> None:  # noqa: FBT001
+    """What is not stored is remembered; if it has a version, which nobody compared, not for long."""
+    lease = await here.owned()
+
+    assert await fill(lease, bytes(101), version)
+    assert (is_blind, ["acquire"]) == (lease.is_blind, here.store.asked)
+
+
+@pytest.mark.parametrize(
+    ("envelope", "was_undecodable"),
+    [
+        (seal("menus:menu-7", b"soup", THERE, marks=[b"mark-000000"]), False),
+        (seal("menus:menu-7", b"salad", THERE, marks=[b"mark-000000"]), True),
+        (seal("menus:menu-7", b"soup", THERE, marks=[b"another one"]), False),
+        (seal("menus:menu-8", b"soup", THERE), True),
+        (b"garbage", True),
+    ],
+    ids=["good", "not decodable", "old mark", "another op's", "garbage"],
+)
+async def test_garbage_is_told_from_a_miss(
+    envelope: bytes,
+    was_undecodable: bool,  # noqa: FBT001
+    here: Process,
+    server: Server,
+) -> None:
+    """Whether there was something that is no value of the op's is known afterwards."""
+    server.values[KEY] = envelope, server.clock() + 60
+    lease = here.lease()
+    await lease.ask(lambda payload: (payload,) if payload == b"soup" else None)
+
+    assert was_undecodable == lease.was_undecodable
+
+
+@pytest.mark.parametrize(
+    ("versions", "is_stored"), [((5, 6), True), ((5, 5), True), ((5, 4), False), ((None, 0), True), ((5, None), True)]
+)
+async def test_versions(
+    versions: tuple[int | None, int | None],
+    is_stored: bool,  # noqa: FBT001
+    here: Process,
+    there: Process,
+) -> None:
+    """A version that is lower than what was invalidated for is not stored; one that is not known is."""
+    await there.invalidate(version=versions[0])
+
+    assert is_stored == await fill(await here.owned(), version=versions[1])
+
+
+@pytest.mark.parametrize(("version", "kept"), [(None, True), (7, False)])
+async def test_version_that_nobody_compared(version: int | None, kept: bool, here: Process, there: Process) -> None:  # noqa: FBT001
+    """What was loaded beside another's load is remembered, unless it has a version that might be too low."""
+    await there.owned()
+    lease = here.lease()
+    await lease.ask(as_it_is)
+
+    assert kept == await fill(lease, version=version)
+    assert ["acquire"] == here.store.asked
+
+
+# Tags
+
+
+async def test_value_is_good_while_its_tags_are(here: Process, there: Process) -> None:
+    """A value is found while the marks of its tags, and everybody's, are those that it was loaded under."""
+    await fill(await here.owned("soups", "hot"))
+    before = await there.lease("soups", "hot").ask(as_it_is)
+    confirmed = await there.invalidate_tag("soups")
+
+    assert (Found(b"soup", b"soup", 60), True) == (before, confirmed)
+    assert "own" == await here.lease("soups", "hot").ask(as_it_is)
+    assert 0 == here.counters.l2_undecodable
+
+
+async def test_other_tags_do_not_matter(here: Process) -> None:
+    """An invalidation of a tag that a value does not have leaves it."""
+    await fill(await here.owned("soups"))
+    await here.invalidate_tag("salads")
+
+    assert Found(b"soup", b"soup", 60) == await here.lease("soups").ask(as_it_is)
+
+
+async def test_clearing(here: Process, there: Process, server: Server) -> None:
+    """The invalidation of everything is that of a tag that every value has."""
+    await fill(await here.owned())
+    await there.invalidate_tag("")
+
+    assert "own" == await here.lease().ask(as_it_is)
+    assert [Message("c", THERE, "").pack()] == server.published
+    assert [EVERYTHING] == list(server.marks)
+
+
+async def test_load_that_an_invalidation_of_its_tag_overtook(here: Process, there: Process) -> None:
+    """What began before is stored under the old mark, and so by nobody found."""
+    lease = await here.owned("soups")
+    await there.invalidate_tag("soups")
+    await fill(lease)
+
+    assert "own" == await there.lease("soups").ask(as_it_is)
+
+
+async def test_tag_whose_invalidation_is_not_confirmed(here: Process, server: Server) -> None:
+    """Until it is, nothing that has the tag is read or stored; it is sent first."""
+    await fill(await here.owned("soups"))
+    here.store.error = Refused("READONLY")
+    confirmed = await here.invalidate_tag("soups")
+    answers = [await here.lease("soups").ask(as_it_is)]
+    here.store.error = None
+    here.store.asked.clear()
+    answers.append(await here.lease("soups").ask(as_it_is))
+
+    assert (False, ["blind", "own"]) == (confirmed, answers)
+    assert ["invalidate tag", "acquire", "acquire"] == here.store.asked  # the second knows the value that will not do
+    assert {EVERYTHING, SOUPS} == set(server.marks)
+
+
+async def test_each_invalidation_makes_a_mark_of_its_own(here: Process, server: Server) -> None:
+    """No mark comes back, not even after the server lost them all."""
+    marks = set()
+    for _ in range(5):
+        await here.invalidate_tag("soups")
+        marks.add(server.marks.pop(SOUPS))
+
+    assert (5, {11}) == (len(marks), {len(mark) for mark in marks})
+
+
+# Replicas
+
+
+@pytest.fixture
+def beside(here: Process) -> Process:
+    """Return a process whose store has a replica, with nothing in it."""
+    here.store.has_replicas = True
+    return here
+
+
+async def test_replica_answers(beside: Process) -> None:
+    """A good replica's value is the answer; the primary is not asked."""
+    beside.store.replica = Verdict("hit", Stored(seal("menus:menu-7", b"soup", THERE), 50))
+
+    assert Found(b"soup", b"soup", 50) == await beside.lease().ask(as_it_is)
+    assert ["glance"] == beside.store.asked
+
+
+@pytest.mark.parametrize(
+    "replica",
+    [None, OSError("down"), Verdict("hit", Stored(b"garbage", 50))],
+    ids=["no value", "broken", "garbage"],
+)
+async def test_replica_that_has_no_answer(replica: Any, beside: Process) -> None:
+    """Whatever is wrong with a replica, the primary is asked, and nobody is blamed for it."""
+    beside.store.replica = replica
+
+    assert "own" == await beside.lease().ask(as_it_is)
+    assert ["glance", "acquire"] == beside.store.asked
+    assert 0 == beside.counters.l2_errors
+
+
+@pytest.mark.parametrize("what", ["op", "tag", "everything"])
+async def test_replica_is_not_asked_for_what_was_invalidated_lately(what: str, beside: Process, server: Server) -> None:
+    """For some seconds a replica may not have heard of an invalidation."""
+    await (beside.invalidate() if what == "op" else beside.invalidate_tag("soups" if what == "tag" else ""))
+    beside.store.asked.clear()
+    await beside.lease("soups").ask(as_it_is)
+    server.clock.advance(5)
+    await beside.lease("soups").ask(as_it_is)
+
+    assert ["acquire", "glance", "acquire"] == beside.store.asked
+
+
+# Keeping a lease up
+
+
+async def test_lease_is_renewed(here: Process) -> None:
+    """While a load runs its lease is renewed again and again, and not after that."""
+    lease = await here.owned(length=0.003)
+
+    with lease.kept_up():
+        await eventually(lambda: here.store.asked.count("renew") >= 3)
+    await fill(lease)
+
+    assert lease._timer is None
+    assert {"acquire", "renew", "fill"} == set(here.store.asked)
+
+
+async def test_load_that_is_over_soon_renews_nothing(here: Process) -> None:
+    """A block that ends before a third of the lease has passed leaves no timer."""
+    lease = await here.owned()
+
+    with lease.kept_up():
+        timer = lease._timer
+    with lease.kept_up():
+        lease._timer = None  # as if another had stopped it
+
+    assert timer is not None
+    assert timer.cancelled()
+    assert ["acquire"] == here.store.asked
+
+
+async def test_lease_that_was_lost(here: Process, there: Process) -> None:
+    """Who learns that the right is gone renews no more, does not store, and does not remember what was loaded."""
+    lease = await here.owned(length=0.003)
+    await there.invalidate()
+
+    with lease.kept_up():
+        await eventually(lambda: not lease.is_owned)
+        stopped = lease._timer is None or lease._timer.cancelled()
+        kept = await fill(lease)
+
+    assert (True, False) == (stopped, kept)
+    assert ["acquire", "renew"] == here.store.asked
+
+
+async def test_loss_that_is_learnt_after_the_load(here: Process, there: Process) -> None:
+    """A renewal that is answered when the load is over finds no timer to stop."""
+    lease = await here.owned(length=0.003)
+    await there.invalidate()
+    gate = here.store.gate = Gate()
+
+    with lease.kept_up():
+        await gate.arrivals(1)
+    gate.open()
+    await eventually(lambda: not lease.is_owned)
+
+    assert not await fill(lease)
+
+
+async def test_renewal_that_the_store_does_not_answer(here: Process) -> None:
+    """A lease has some life left when a renewal fails: it is tried again."""
+    lease = await here.owned(length=0.003)
+    here.store.error = Refused("BUSY")
+
+    with lease.kept_up():
+        await eventually(lambda: here.store.asked.count("renew") >= 2)
+        here.store.error = None
+        still_owned = lease.is_owned
+
+    assert (True, True) == (still_owned, await fill(lease))
+
+
+async def test_nothing_is_kept_up_by_who_does_not_own(here: Process, there: Process) -> None:
+    """Who loads beside another, or over a plain store, has nothing to renew."""
+    await there.owned()
+    waiting = here.lease(length=0.003)
+    await waiting.ask(as_it_is)
+    plain = Tier(FaultStore(ManualClock()), "menus", 100, ManualClock()).lease(OP, (), 0.003, 60, Counters())
+    await plain.ask(as_it_is)
+
+    for lease in (waiting, plain):
+        with lease.kept_up():
+            assert lease._timer is None
+    assert plain.is_owned

@@ -1,0 +1,162 @@
+import pytest
+
+from stampede_guard.stores import _pending
+from stampede_guard.stores._pending import Invalidation, Pending
+from stampede_guard.testing import ManualClock
+
+EVERYTHING = Invalidation("everything", b"c", is_tag=True)
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    """Return the time, as told."""
+    return ManualClock()
+
+
+@pytest.fixture
+def pending(clock: ManualClock) -> Pending:
+    """Return no invalidations yet, of a store that can invalidate everything."""
+    return Pending(clock, EVERYTHING)
+
+
+def asked(key: str, version: int | None = None) -> Invalidation:
+    """Return an invalidation of *key*."""
+    return Invalidation(key, b"i" + key.encode(), is_tag=False, version=version)
+
+
+def added(pending: Pending, key: str, version: int | None = None) -> Invalidation:
+    """Return the invalidation of *key* that waits after one was added."""
+    pending.add(asked(key, version))
+    waiting = pending.of(key)
+    assert waiting is not None
+    return waiting
+
+
+def keys(pending: Pending) -> list[str]:
+    """Return the keys of what is waiting."""
+    return [invalidation.key for invalidation in pending.all()]
+
+
+def test_what_was_asked_for_is_waiting(pending: Pending) -> None:
+    """An invalidation is waiting, under its key, until it is confirmed."""
+    waiting = added(pending, "a")
+    before = keys(pending), pending.of("b")
+
+    pending.confirm(waiting)
+
+    assert ((["a"], None), []) == (before, keys(pending))
+    assert pending.of("a") is None
+
+
+def test_confirmation_of_an_earlier_request(pending: Pending) -> None:
+    """An answer to a request that was sent before the last one confirms nothing: it may have come too early."""
+    earlier = added(pending, "a")
+    later = added(pending, "a")
+
+    pending.confirm(earlier)
+
+    assert later is pending.of("a")
+
+
+@pytest.mark.parametrize(
+    ("versions", "expected"),
+    [((None, None), None), ((None, 3), 3), ((3, None), 3), ((3, 5), 5), ((5, 3), 5)],
+)
+def test_highest_version_counts(
+    versions: tuple[int | None, int | None], expected: int | None, pending: Pending
+) -> None:
+    """Of several requests for a key the one that waits carries the highest version."""
+    for version in versions:
+        waiting = added(pending, "a", version)
+
+    assert expected == waiting.version
+
+
+def test_concerns(pending: Pending) -> None:
+    """What waits for any of some keys is found."""
+    nothing = pending.concerns(("a", "b"))
+    a, c = added(pending, "a"), added(pending, "c")
+
+    assert ([], [a], [c, a]) == (nothing, pending.concerns(("a", "b")), pending.concerns(("c", "b", "a")))
+
+
+def test_too_many(pending: Pending, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When too many are waiting, the invalidation of everything takes their place; one that waits needs no room."""
+    monkeypatch.setattr(_pending, "_LIMIT", 2)
+    for key in "aab":
+        pending.add(asked(key))
+    in_place = keys(pending)
+    pending.add(asked("c"))
+    instead = pending.all()
+    pending.add(asked("d"))
+
+    assert ["a", "b"] == in_place
+    assert [EVERYTHING] == instead
+    assert ["everything", "d"] == keys(pending)
+    assert pending.lost_at is None
+
+
+def test_too_many_of_a_store_that_cannot_clear(clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where everything cannot be invalidated, what was forgotten is told by when that was."""
+    monkeypatch.setattr(_pending, "_LIMIT", 2)
+    pending = Pending(clock, None)
+    for key in "ab":
+        pending.add(asked(key))
+    before = pending.lost_at
+    clock.advance(5)
+    pending.add(asked("c"))
+
+    assert (None, clock(), ["c"]) == (before, pending.lost_at, keys(pending))
+
+
+# What a store has confirmed, and may lose
+
+
+def test_repeat(pending: Pending, clock: ManualClock) -> None:
+    """What was confirmed within the last minute can be asked for again, once."""
+    pending.confirm(added(pending, "old"))
+    clock.advance(1)
+    pending.confirm(added(pending, "new", 7))
+    clock.advance(60)
+    pending.repeat()
+    again = pending.all()
+    for waiting in again:
+        pending.confirm(waiting)
+    pending.repeat()
+    pending.repeat()
+
+    assert [asked("new", 7)] == again
+    assert [asked("new", 7)] == pending.all()
+
+
+def test_repeat_does_not_lower_a_version(pending: Pending) -> None:
+    """What was confirmed is repeated beside what is waiting for the same key: the highest version counts."""
+    pending.confirm(added(pending, "a", 5))
+    pending.add(asked("a", 3))
+
+    pending.repeat()
+
+    assert [asked("a", 5)] == pending.all()
+
+
+def test_confirmed_ones_are_bounded_in_number(pending: Pending, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of very many confirmed ones the latest are kept; one that is confirmed again is among these."""
+    for key in "abca":
+        pending.confirm(added(pending, key))
+    monkeypatch.setattr(_pending, "_LIMIT", 2)
+    pending.confirm(added(pending, "d"))
+    monkeypatch.setattr(_pending, "_LIMIT", 100)
+    pending.repeat()
+
+    assert ["a", "d"] == keys(pending)
+
+
+def test_confirmed_ones_are_bounded_in_time(pending: Pending, clock: ManualClock) -> None:
+    """Those that were confirmed longer than a minute ago are let go when another one is."""
+    for key in "ab":
+        pending.confirm(added(pending, key))
+    clock.advance(60.5)
+
+    pending.confirm(added(pending, "c"))
+
+    assert ["c"] == list(pending._confirmed)

@@ -1,0 +1,89 @@
+import pytest
+
+from stampede_guard.stores import _recent
+from stampede_guard.stores._recent import Recent
+from stampede_guard.testing import ManualClock
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    """Return the time, as told."""
+    return ManualClock()
+
+
+@pytest.fixture
+def recent(clock: ManualClock) -> Recent:
+    """Return a memory in which nothing was invalidated."""
+    return Recent(clock)
+
+
+def test_nothing_was_invalidated(recent: Recent) -> None:
+    """At first a replica may be asked for anything."""
+    assert not recent.has_any(("a", "b"))
+
+
+def test_note(recent: Recent, clock: ManualClock) -> None:
+    """What was invalidated is recent for five seconds, and so is what has it among its keys."""
+    recent.note("a")
+    clock.advance(4.999)
+    before = [recent.has_any(keys) for keys in (("a",), ("b", "a"), ("b",), ())]
+    clock.advance(0.001)
+
+    assert [True, True, False, False] == before
+    assert not recent.has_any(("a",))
+
+
+def test_noted_again(recent: Recent, clock: ManualClock) -> None:
+    """A second invalidation begins anew."""
+    for _ in range(2):
+        recent.note("a")
+        clock.advance(4)
+
+    assert recent.has_any(("a",))
+
+
+def test_note_all(recent: Recent, clock: ManualClock) -> None:
+    """When anything may have been invalidated, everything is recent for five seconds."""
+    recent.note_all()
+    clock.advance(4.999)
+    before = recent.has_any(("a",))
+    clock.advance(0.001)
+
+    assert (True, False) == (before, recent.has_any(("a",)))
+
+
+def test_old_ones_take_no_room(recent: Recent, clock: ManualClock) -> None:
+    """What is not recent any more goes when something else is noted."""
+    recent.note("a")
+    clock.advance(1)
+    recent.note("b")
+    clock.advance(4)
+    recent.note("c")
+
+    assert ["b", "c"] == list(recent._noted)
+
+
+def test_noted_again_is_the_latest(recent: Recent, clock: ManualClock) -> None:
+    """What was noted again stands in nobody's way: those that are old by then go."""
+    for op in "aba":
+        recent.note(op)
+        clock.advance(2)
+    recent.note("c")
+    clock.advance(1)
+    recent.note("d")
+
+    assert ["a", "c", "d"] == list(recent._noted)
+
+
+def test_too_many(recent: Recent, clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When there is no room for another, everything is recent, and those that were noted need no room."""
+    monkeypatch.setattr(_recent, "_LIMIT", 2)
+    for key in "ab":
+        recent.note(key)
+    before = recent.has_any(("z",))
+    clock.advance(1)
+    recent.note("c")
+    clock.advance(4.5)
+
+    assert (False, True) == (before, recent.has_any(("z",)))
+    assert ["c"] == list(recent._noted)

@@ -1,0 +1,87 @@
+import pytest
+
+from stampede_guard._codec import seal
+from stampede_guard.stores import Stored, Verdict
+from stampede_guard.stores._unleased import Unleased
+from stampede_guard.testing import FaultStore, ManualClock
+
+KEY = "sg1:{menus:menu-7}"
+ENVELOPE = seal("menus:menu-7", b"soup", "f" * 22)
+
+
+@pytest.fixture
+def plain() -> FaultStore:
+    """Return an empty store."""
+    return FaultStore(ManualClock())
+
+
+@pytest.fixture
+def store(plain: FaultStore) -> Unleased:
+    """Return the empty store behind the other interface."""
+    return Unleased(plain)
+
+
+def test_it_can_do_nothing_special(store: Unleased) -> None:
+    """A plain store neither arbitrates nor tells, has one node and no replicas, and is called by its name."""
+    assert (frozenset(), False, 0) == (store.capabilities, store.has_replicas, store.generation)
+    assert ("FaultStore", "FaultStore", 64) == (store.name, store.node_of(KEY), store.concurrency)
+
+
+async def acquired(store: Unleased, unwanted: bytes = b"") -> Verdict:
+    """Return what a flight is told."""
+    return await store.acquire(KEY, (), "t" * 22, 2, unwanted, 60)
+
+
+async def test_everybody_may_load_what_is_not_there(store: Unleased) -> None:
+    """Whoever finds nothing owns the load, however many they are."""
+    assert [Verdict("own")] * 2 == [await acquired(store) for _ in range(2)]
+
+
+async def test_value_goes_under_the_values_key(store: Unleased, plain: FaultStore) -> None:
+    """A fill writes where a flight reads, and an invalidation deletes there."""
+    assert await store.fill(KEY, "t" * 22, ENVELOPE, 60, None, b"message", tell_all=True)
+    keys = [*plain.contents]
+    found = await acquired(store)
+    await store.invalidate(KEY, None, b"message")
+
+    assert [f"{KEY}:v"] == keys
+    assert Verdict("hit", Stored(ENVELOPE, 60)) == found
+    assert {} == plain.contents
+
+
+@pytest.mark.parametrize("unwanted", [b"*", b"=", b"=" + b"f" * 22])
+async def test_value_that_is_not_wanted_is_not_read(unwanted: bytes, store: Unleased, plain: FaultStore) -> None:
+    """Who has seen the value, or wants none, may load."""
+    await store.fill(KEY, "t" * 22, ENVELOPE, 60, None, b"", tell_all=False)
+    plain.error = OSError("down")
+
+    assert Verdict("own") == await acquired(store, unwanted)
+
+
+async def test_there_is_nothing_to_keep_up(store: Unleased, plain: FaultStore) -> None:
+    """A right that nobody gave does not expire; nobody is told of anything, and no replica is asked."""
+    plain.error = OSError("down")
+
+    assert await store.renew(KEY, "t" * 22, 2)
+    await store.release(KEY, "t" * 22, b"message")
+    await store.publish(b"message")
+    assert await store.glance(KEY, ()) is None
+
+
+async def test_what_it_cannot_do(store: Unleased) -> None:
+    """Tags, the bus and tracking are never asked of it."""
+    with pytest.raises(NotImplementedError):
+        await store.invalidate_tag(f"{KEY}:t", b"mark", 60, b"message")
+    with pytest.raises(NotImplementedError):
+        store.listen()
+    with pytest.raises(NotImplementedError):
+        await store.stored_by(f"{KEY}:v")
+
+
+async def test_opening_and_closing(store: Unleased, plain: FaultStore) -> None:
+    """It opens and closes what is behind it."""
+    plain.error = OSError("down")
+
+    with pytest.raises(OSError, match="down"):
+        await store.open()
+    await store.aclose()
