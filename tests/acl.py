@@ -5,13 +5,13 @@ from typing import Final
 # What every store needs. A script runs with the rights of whoever calls it, so what the scripts call is here too.
 ASKED: Final = ("ping", "evalsha", "eval", "subscribe", "publish")
 IN_SCRIPTS: Final = ("getrange", "pttl", "get", "set", "del", "append", "pexpire", "time")
-# Not necessary, but without it each reconnection passes for a restart of the server.
+# Not necessary, but without it each reconnection passes for a restart of the server, which costs some repetitions.
 ADVISABLE: Final = ("info",)
 # What only some need: with another database than 0, with `tracking=True`, with replicas, in a cluster.
 WITH_DATABASE: Final = ("select",)
 WITH_TRACKING: Final = ("client|id", "client|tracking")
 WITH_REPLICAS: Final = ("role",)
-IN_A_CLUSTER: Final = ("asking", "readonly", "cluster|slots", "cluster|info")
+IN_A_CLUSTER: Final = ("cluster|slots", "cluster|info", "readonly", "asking")
 TRACKED: Final = "&__redis__:invalidate"  # a channel
 
 

@@ -22,4 +22,4 @@ async def find(store: LeasingStore, key: str) -> Stored | None:
 
 def pool_of(store: RedisStore) -> Any:
     """Return redis-py's pool of the store's only server."""
-    return store._topology.primary("")._pool  # type: ignore[attr-defined]
+    return store._topology.primary("")._pool

@@ -41,6 +41,13 @@ async def task_factory(request: pytest.FixtureRequest) -> AsyncIterator[str]:
     assert complaints == []
 
 
+@pytest.fixture(autouse=True)
+def in_force(request: pytest.FixtureRequest) -> None:
+    """Set the task factory before anything else: that a test has it as a parameter alone does not set it."""
+    if "task_factory" in getattr(getattr(request.node, "callspec", None), "params", ()):
+        request.getfixturevalue("task_factory")
+
+
 @pytest.fixture
 def make_loop(request: pytest.FixtureRequest) -> Iterator[MakeLoop]:
     """Return what makes an event loop with the task factory; they are closed, and may not have complained."""

@@ -47,9 +47,9 @@ def module() -> Iterator[ModuleType]:
 
 
 @pytest.fixture
-def store_url(redis_url: str) -> str:
+def store_url(redis_url: str, admin_url: str) -> str:
     """Return the URL of a store that remembers no earlier run of a page."""
-    with Redis.from_url(redis_url) as client:
+    with Redis.from_url(admin_url) as client:
         for key in client.scan_iter("sg1:*"):
             client.delete(key)
     return redis_url

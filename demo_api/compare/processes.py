@@ -4,6 +4,7 @@ import os
 import resource
 import signal
 import subprocess
+import threading
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -34,19 +35,37 @@ def child(
         log: The file that gets what it prints.
         stop_signal: What ends it, should it still run at the end of the block.
     """
-    with log.open("wb") as said:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=said,
-            stderr=subprocess.STDOUT,
-            env=environment,
-            start_new_session=True,  # Ctrl-C is for us alone; we then stop the children in order
-        )
+    process: subprocess.Popen[bytes] | None = None
     try:
+        # An interrupt while the child is being started would leave it to itself.
+        with log.open("wb") as said, _interrupts_held_back():
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=said,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                start_new_session=True,  # Ctrl-C is for us alone; we then stop the children in order
+            )
         yield process
     finally:
-        _stop(process, stop_signal)
+        if process is not None:
+            _stop(process, stop_signal)
+
+
+@contextmanager
+def _interrupts_held_back() -> Generator[None]:
+    """Deal with SIGINT and SIGTERM when the block is over. Handlers, not masks: a child would inherit those."""
+    held: list[int] = []
+    numbers = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
+    handlers = [(number, signal.signal(number, lambda received, _: held.append(received))) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in handlers:
+            signal.signal(number, handler)
+        for received in held:
+            signal.raise_signal(received)
 
 
 def _stop(process: subprocess.Popen[bytes], stop_signal: signal.Signals) -> None:

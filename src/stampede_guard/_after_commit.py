@@ -124,10 +124,17 @@ class AfterCommit:
     same connection it opens a savepoint, and hands what it collected to the outer block.
     """
 
-    def __init__(self, connection: Connection, send_invalidation: SendInvalidation, send_tag: SendTag) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        send_invalidation: SendInvalidation,
+        send_tag: SendTag,
+        lacks: frozenset[str] = frozenset(),
+    ) -> None:
         self._connection = connection
         self._send_invalidation = send_invalidation
         self._send_tag = send_tag
+        self._lacks = lacks  # what the store cannot do: refused in the block, not when all is committed
         self._transaction: Transaction | None = None
         self._outer: Collected | None = None
         self._collected: Collected | None = None
@@ -136,11 +143,12 @@ class AfterCommit:
         """Note that *op* is to be invalidated; of several versions of one op the highest counts.
 
         Raises:
-            ConfigurationError: the block is not entered, or has ended.
+            ConfigurationError: the block is not entered, or has ended, or the store has no versions.
             InvalidKey: *op* is not a string, or empty, or *version* not a whole number from 0 to 2⁵³ - 1.
         """
         collected = self._checked("op", op)
         if version is not None:
+            self._check_able("versions", op)
             try:
                 version_number(version)  # now: after the commit nobody could do anything about it
             except ConfigurationError as error:
@@ -152,10 +160,17 @@ class AfterCommit:
         """Note that everything that has the *tag* is to be invalidated.
 
         Raises:
-            ConfigurationError: the block is not entered, or has ended.
+            ConfigurationError: the block is not entered, or has ended, or the store has no tags.
             InvalidKey: *tag* is not a string, or empty.
         """
-        self._checked("tag", tag).add_tag(self._send_tag, tag)
+        collected = self._checked("tag", tag)
+        self._check_able("tags", tag)
+        collected.add_tag(self._send_tag, tag)
+
+    def _check_able(self, what: str, name: str) -> None:
+        if what in self._lacks:
+            message = f"{name}: {what} need a Redis store, which this guard does not have"
+            raise ConfigurationError(message)
 
     def _checked(self, kind: str, name: object) -> Collected:
         """Return what collects *name*, which is one."""

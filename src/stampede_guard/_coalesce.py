@@ -109,7 +109,8 @@ class Coalesced(Generic[P, T]):
             InvalidationPending: the store has not confirmed (see `Guard.invalidate`).
         """
         op = self._build_key(*args, **kwargs)
-        if self._is_local:
+        is_stored = self._operation.policy.l2_ttl is not None
+        if self._is_local or not (is_stored or self.guard.has_bus):
             await self.guard.forget(op)
         else:
             await self.guard.invalidate(op)

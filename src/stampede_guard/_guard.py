@@ -361,9 +361,11 @@ class Guard:
             message = f"{op}: give fetch a function that starts the load, as in `lambda: load(7)`, not {load!r}"
             raise ConfigurationError(message)
         operation = self._fetching(options, returns, codec)
+        if operation.policy.version is not None:
+            self._check_able(f"{op}: version=", "versions")
         if tags:
             check_tags("fetch", tags)
-            self._check_tags("fetch", tags)
+            self._check_able(f"{op}: tags={tags!r}", "tags")
         return await self.call(operation, op, load, (), {}, (lambda: tuple(tags)) if tags else None)
 
     def _fetching(self, options: Options, returns: Any, codec: Codec | None) -> Operation:
@@ -423,6 +425,7 @@ class Guard:
         """
         if version is not None:
             version_number(version)
+            self._check_able(f"{op}: version={version!r}", "versions")
         self._epochs.bump(op)
         self._sites.tell(lambda each: each.forget(op))
         await self._tell_store(lambda tier: tier.invalidation(op, version), op, wait=wait)
@@ -439,7 +442,7 @@ class Guard:
         if not isinstance(tag, str) or not tag:
             message = f"tag={tag!r}: a tag is a string, and not empty"
             raise InvalidKey(message)
-        self._check_tags("invalidate_tag", (tag,))
+        self._check_able(f"tag={tag!r}", "tags")
         self._epochs.bump_tag(tag)
         self._sites.tell(lambda each: each.forget_tagged(tag))
         await self._tell_store(lambda tier: tier.tag_invalidation(tag), tag, wait=wait)
@@ -453,7 +456,7 @@ class Guard:
             InvalidationPending: the store has not confirmed (see `invalidate`).
             ConfigurationError: the store has no tags, which this rests on.
         """
-        self._check_tags("clear", ("everything",))
+        self._check_able("clear", "tags")
         self._epochs.bump_all()
         self._sites.tell(Site.forget_all)
         await self._tell_store(lambda tier: tier.tag_invalidation(""), "everything", wait=wait)
@@ -468,18 +471,25 @@ class Guard:
             InvalidationPending: when the block ends: committed, but the store has not confirmed.
             ConfigurationError: *connection* is in a transaction already.
         """
-        return AfterCommit(connection, self.invalidate, self.invalidate_tag)
+        tier = self._site().tier
+        lacks = frozenset[str]() if tier is None else frozenset({"tags", "versions"}) - tier.capabilities
+        return AfterCommit(connection, self.invalidate, self.invalidate_tag, lacks)
+
+    @property
+    def has_bus(self) -> bool:
+        """Whether other processes are told of invalidations."""
+        return self._site().backplane is not None
 
     async def forget(self, op: str) -> None:
-        """Forget *op* in this process alone: no other can have it."""
+        """Forget *op* in this process alone, when no other can have it, or there is no way to tell it."""
         self._site()
         self._epochs.bump(op)
         self._sites.tell(lambda each: each.forget(op))
 
-    def _check_tags(self, who: str, tags: Sequence[str]) -> None:
+    def _check_able(self, what: str, capability: str) -> None:
         tier = self._site().tier
-        if tier is not None and "tags" not in tier.capabilities:
-            message = f"{who}: tags={tuple(tags)!r} need a Redis store; this guard's {tier.store.name} cannot keep them"
+        if tier is not None and capability not in tier.capabilities:
+            message = f"{what}: {capability} need a Redis store; this guard's {tier.store.name} has none"
             raise ConfigurationError(message)
 
     async def _tell_store(self, make: Callable[[Tier], Invalidation], what: str, *, wait: bool) -> None:

@@ -9,6 +9,7 @@ from wire import Wire
 
 from demo_api.servers import ValkeyServer, valkey_server
 from stampede_guard import _backplane
+from stampede_guard.stores import _scripts
 
 
 @pytest.fixture
@@ -25,8 +26,11 @@ def valkey() -> Iterator[ValkeyServer]:
 
 
 @pytest.fixture
-async def wire(redis_url: str) -> AsyncIterator[Wire]:
-    """Return a proxy to the shared server."""
+async def wire(redis_url: str, admin: Redis) -> AsyncIterator[Wire]:
+    """Return a proxy to the shared server, which knows the scripts, so that each is asked for in one request."""
+    for script in vars(_scripts).values():
+        if isinstance(script, _scripts.Script):
+            await admin.script_load(script.text)
     parts = urlsplit(redis_url)
     wire = Wire(parts.port or 6379, login=parts.netloc.rpartition("@")[0])
     await wire.start()

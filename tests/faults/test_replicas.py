@@ -8,8 +8,9 @@ import pytest
 from polling import LIMITS, Scripted, opened, read, reads, until
 from redis import Redis
 
-from demo_api.servers import HOST, valkey_server
+from demo_api.servers import HOST, ValkeyServer, valkey_server
 from demo_api.topologies import REPLICATION, Valkeys, ask, follows, valkey_replicated
+from stampede_guard import Guard
 from stampede_guard.stores import Refused
 from stampede_guard.stores._node import Limits
 from stampede_guard.stores._replicas import Group, Replicated, close_all
@@ -412,3 +413,96 @@ async def test_rounds_survive_what_nobody_foresaw(said: Said) -> None:
     assert same
     assert "node was asked in vain (LookupError)" == said()[0]
     assert "node did not close cleanly (TimeoutError)" == said()[-1]
+
+
+# A guard whose store has replicas
+
+
+async def load() -> bytes:
+    """Return what is cached."""
+    return b"soup"
+
+
+async def replicas_of(guard: Guard) -> None:
+    """Wait until reads may go to a replica."""
+    tier = guard._site().tier
+    assert tier is not None
+    topology: Topology = tier.store._topology  # type: ignore[attr-defined]
+    await until(lambda: topology.replica("menu"), "a good replica")
+    tier.recent._all_until = 0.0  # that the bus was joined just now is another test's matter
+
+
+def scripts(server: ValkeyServer) -> int:
+    """Return how many calls of scripts *server* has executed."""
+    found = ask(server, "INFO", "commandstats").decode()
+    return sum(
+        int(line.split("calls=")[1].split(",")[0]) for line in found.splitlines() if line.startswith("cmdstat_eval")
+    )
+
+
+async def test_guard_reads_from_replicas(shared: Valkeys, namespace: str) -> None:
+    """What another process has stored comes from a replica; the primary runs no script for it."""
+    async with Guard(shared.url, namespace=namespace) as writer, Guard(shared.url, namespace=namespace) as reader:
+        await writer.fetch("menu", load, l2_ttl=60, tags=("menus",), returns=bytes)
+        await replicas_of(reader)
+        for replica in shared.replicas:
+            await until(lambda: ask(replica, "EXISTS", f"sg1:{{{namespace}:menu}}:v"), "it")  # noqa: B023
+        before = scripts(shared.primary)
+        answer = await reader.fetch("menu", load, l2_ttl=60, tags=("menus",), returns=bytes)
+
+        assert (b"soup", 1, 0, before) == (
+            answer,
+            reader.stats().l2_hits,
+            reader.stats().loads,
+            scripts(shared.primary),
+        )
+
+
+async def test_what_a_replica_does_not_have_is_asked_of_the_primary(shared: Valkeys, namespace: str) -> None:
+    """A miss on a replica is no miss: it may be behind. The primary gives the right to load."""
+    async with Guard(shared.url, namespace=namespace) as guard:
+        await replicas_of(guard)
+        before = scripts(shared.primary)
+        answer = await guard.fetch("menu", load, l2_ttl=60, returns=bytes)
+
+        assert (b"soup", 1) == (answer, guard.stats().loads)
+        assert before < scripts(shared.primary)
+
+
+async def test_other_type_on_a_replica_is_asked_of_the_primary(shared: Valkeys, namespace: str) -> None:
+    """What a replica refuses to read, the primary may replace."""
+    key = f"sg1:{{{namespace}:menu}}:v"
+    ask(shared.primary, "RPUSH", key, "soup")
+    async with Guard(shared.url, namespace=namespace) as guard:
+        await guard.fetch("other", load, l2_ttl=60, returns=bytes)  # so that the namespace has a mark
+        await replicas_of(guard)
+        for replica in shared.replicas:
+            await until(lambda: ask(replica, "EXISTS", key, f"sg1:{{{namespace}:}}:t") == 2, "both")  # noqa: B023
+        answer = await guard.fetch("menu", load, l2_ttl=60, returns=bytes)
+
+        assert (b"soup", 2) == (answer, guard.stats().loads)
+
+
+async def test_value_that_a_replica_has_not_yet_is_no_value(shared: Valkeys, namespace: str) -> None:
+    """An empty answer of a replica that knows the marks sends the flight to the primary."""
+    async with Guard(shared.url, namespace=namespace) as guard:
+        await guard.fetch("other", load, l2_ttl=60, returns=bytes)
+        await replicas_of(guard)
+        for replica in shared.replicas:
+            await until(lambda: ask(replica, "EXISTS", f"sg1:{{{namespace}:}}:t"), "the mark")  # noqa: B023
+        answer = await guard.fetch("menu", load, l2_ttl=60, returns=bytes)
+
+        assert (b"soup", 2) == (answer, guard.stats().loads)
+
+
+async def test_invalidated_lately_is_read_from_the_primary(shared: Valkeys, namespace: str) -> None:
+    """After an invalidation no replica is asked for the op: it may not have heard of it."""
+    async with Guard(shared.url, namespace=namespace) as guard:
+        await guard.fetch("menu", load, l2_ttl=60, returns=bytes)
+        await replicas_of(guard)
+        await guard.invalidate("menu")
+        reads_before = [reads(replica) for replica in shared.replicas]
+        answer = await guard.fetch("menu", load, l2_ttl=60, returns=bytes)
+
+        assert (b"soup", 2) == (answer, guard.stats().loads)
+        assert reads_before == [reads(replica) for replica in shared.replicas]

@@ -11,6 +11,7 @@ from redis import Redis
 
 from demo_api.servers import HOST, ValkeyServer, free_port
 from demo_api.topologies import SERVICE, Valkeys, answer, ask, follows, leads, valkey_sentinels
+from stampede_guard import Guard
 from stampede_guard.stores import Refused
 from stampede_guard.stores._node import Node
 from stampede_guard.stores._replicas import Group
@@ -80,6 +81,30 @@ async def test_killed_primary_is_replaced(said: Said) -> None:
     assert before.name != after.name
     assert took < 1.5
     assert [] == [address for address in addresses if address in "".join(said())]
+
+
+async def test_guard_goes_on_with_the_new_primary(namespace: str) -> None:
+    """A guard loses its primary in the middle: calls are answered throughout, and invalidations are said again."""
+
+    async def load() -> bytes:
+        return b"soup"
+
+    with valkey_sentinels() as servers:
+        async with Guard(servers.url, namespace=namespace) as guard:
+            await guard.fetch("menu", load, l2_ttl=60, returns=bytes)
+            await guard.invalidate("menu")
+            tier = guard._site().tier
+            assert tier is not None
+            generation = tier.store.generation
+            servers.primary.kill()
+            answers = [await guard.fetch(f"menu-{number}", load, l2_ttl=60, returns=bytes) for number in range(20)]
+            await until(lambda: tier.store.generation > generation, "another primary", 30)
+            await until(lambda: not tier.pending.all() and tier.pending._confirmed, "the invalidation to be repeated")
+            await guard.fetch("menu", load, l2_ttl=60, returns=bytes)
+            stored = [ask(server, "EXISTS", f"sg1:{{{namespace}:menu}}:v") for server in servers.replicas]
+
+    assert [b"soup"] * 20 == answers
+    assert 1 in stored
 
 
 async def test_thawed_primary_and_a_sentinel_that_was_cut_off() -> None:

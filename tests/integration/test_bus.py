@@ -508,6 +508,34 @@ async def test_server_that_does_not_allow_to_listen(valkey: ValkeyServer, said: 
     assert SILENT.format("NoPermissionError") in said()
 
 
+@pytest.mark.usefixtures("fast_beats")
+async def test_server_that_does_not_allow_to_publish(valkey: ValkeyServer, said: Said) -> None:
+    """Without channels, which is what users have by default, one load still serves all; invalidations are reported."""
+    gate = Gate()
+    loads = 0
+
+    async def load() -> str:
+        nonlocal loads
+        loads += 1
+        await gate.passage()
+        return "old"
+
+    async with Redis.from_url(valkey.url) as admin:
+        await admin.acl_setuser("mute", enabled=True, passwords=["+secret"], keys=["*"], commands=["+@all"])
+        url = valkey.url.replace("//", "//mute:secret@")
+        async with Guard(url) as first, Guard(url) as second:
+            calls = [asyncio.create_task(guard.fetch(OP, load, l2_ttl=60, returns=str)) for guard in (first, second)]
+            await until(lambda: first.stats().l2_waits + second.stats().l2_waits, "one to wait")
+            gate.open()
+            assert ["old", "old"] == [await call for call in calls]
+            assert loads == 1
+
+            with pytest.raises(InvalidationPending):
+                await first.invalidate(OP)
+            assert not await admin.exists(f"sg1:{{default:{OP}}}:v")
+            await until(lambda: any(line.startswith("Redis refuses to publish") for line in said()), "a beat")
+
+
 async def test_server_that_does_not_say_who_it_is(valkey: ValkeyServer) -> None:
     """Without INFO, each gap counts as a restart: invalidations are said again."""
     async with Redis.from_url(valkey.url) as admin:

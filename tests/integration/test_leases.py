@@ -5,9 +5,10 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack
 from itertools import pairwise
 from typing import Any
+from uuid import uuid4
 
 import pytest
-from onlooker import backplane_of, instance_of, is_expecting, is_up, leases_of, until, until_gone, until_there
+from onlooker import backplane_of, instance_of, is_expecting, is_up, leases_of, tier_of, until, until_gone, until_there
 from redis.asyncio import Redis
 
 from demo_api.servers import ValkeyServer, valkey_server
@@ -437,6 +438,28 @@ async def test_stored_value_that_will_not_do_is_loaded_once(pair: tuple[Guard, G
 
     assert ["soup 1"] * 2 == await asyncio.gather(*calls)
     assert kitchen.loads == 1
+
+
+async def test_garbage_that_is_replaced_by_garbage_is_given_up(
+    make_guard: MakeGuard, admin: Redis, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever is offered one worthless value after the other loads for themselves, and does not store."""
+    clock = ManualClock()
+    async with make_guard(clock=clock) as guard:
+        store = tier_of(guard).store
+        acquire = store.acquire
+
+        async def restless(*args: Any) -> Any:
+            await admin.set(f"{key}:v", uuid4().hex)
+            return await acquire(*args)
+
+        monkeypatch.setattr(store, "acquire", restless)
+
+        assert await ask(guard, Kitchen()) == "soup 1"
+        assert not await admin.exists(f"{key}:l")
+        assert len(await admin.get(f"{key}:v") or b"") == 32
+        clock.advance(1)
+        assert guard.peek(OP) is None
 
 
 async def test_refresh_replaces_what_others_remember(pair: tuple[Guard, Guard], admin: Redis, key: str) -> None:

@@ -511,6 +511,24 @@ async def test_invalidate_drops_what_has_a_wrong_type(invalidate: Run, admin: Re
     assert not await admin.exists(f"{key}:v", f"{key}:l")
 
 
+@pytest.mark.parametrize("is_list", [False, True], ids=["text", "list"])
+async def test_garbage_for_a_lowest_version_is_none(  # noqa: PLR0917  # fixtures
+    is_list: bool,  # noqa: FBT001
+    acquire: Run,
+    fill: Run,
+    invalidate: Run,
+    admin: Redis,
+    key: str,
+) -> None:
+    """What is no number forbids nothing, and is replaced by the next invalidation with a version."""
+    await (admin.rpush(f"{key}:g", "x") if is_list else admin.set(f"{key}:g", "x"))
+    await acquire(MINE)
+
+    assert await fill(MINE, 0) == b"OK"
+    assert await invalidate(0) == 1
+    assert await admin.get(f"{key}:g") == b"0"
+
+
 async def test_mark_is_made_once(mark: Run, admin: Redis, key: str) -> None:
     """The first mark stays, and lasts for as long as was asked."""
     first, second = await mark("first", 5000), await mark("second", 5000)

@@ -480,9 +480,16 @@ class DeadlinedLeasing(LeasingDouble):
         self.server.values = {key: (lie, until) for key, (_, until) in self.server.values.items()}
 
 
+@pytest.fixture
+def _hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let whoever waits for another's load look again at once."""
+    monkeypatch.setattr(guard_module, "_POLLS", (0.0, 0.0))
+
+
 TROUBLES = [OSError("reset"), Refused("OOM"), TimeoutError(), AttributeError("a bug"), "hangs", "lies", None, None]
 
 
+@pytest.mark.usefixtures("_hasty")
 @settings(OFTEN, max_examples=150)
 @given(
     story=st.lists(
@@ -500,14 +507,12 @@ TROUBLES = [OSError("reset"), Refused("OOM"), TimeoutError(), AttributeError("a 
 def test_i6_a_store_in_trouble_changes_no_outcome(
     story: list[tuple[str, str, Any, bytes, float]],
     make_loop: MakeLoop,
-    monkeypatch: pytest.MonkeyPatch,
     *,
     has_leases: bool,
 ) -> None:
     """A store that fails, hangs or lies in each operation: every call gets the present answer, and no error."""
     clock = ManualClock()
     store = DeadlinedLeasing(Server(clock)) if has_leases else Deadlined(clock)
-    monkeypatch.setattr(guard_module, "_POLLS", (0.0, 0.0))
     menu = {"a": 0, "b": 0}
     guard = Guard(lambda: store, clock=clock)
 

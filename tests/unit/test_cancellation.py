@@ -69,11 +69,11 @@ async def test_one_leaves(who: int, on_abandon: Any) -> None:
 async def test_launcher_leaves_before_its_load_began() -> None:
     """A load whose caller is cancelled in the tick of the call runs all the same, for who joined."""
     board, load = Scoreboard(), Loader()
-    load.gate.open()
 
     calls = crowd(board, load)
     await asyncio.sleep(0)
     calls[0].cancel()
+    load.gate.open()
     outcomes = await asyncio.gather(*calls, return_exceptions=True)
 
     assert ["soup", "soup"] == outcomes[1:]

@@ -5,6 +5,7 @@ import functools
 import gc
 import inspect
 import pickle
+import re
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextvars import ContextVar, copy_context
@@ -685,7 +686,7 @@ def test_wrong_decorations(form: Any, function: Any, message: str) -> None:
         ({"codec": object()}, "codec=.*; give an object with encode"),
         ({"tll": 5}, "there is no option 'tll'; there are ttl, l2_ttl"),
     ],
-    ids=str,
+    ids=lambda value: re.sub(" at 0x[0-9a-f]+", "", str(value)),
 )
 def test_wrong_options(options: dict[str, Any], message: str) -> None:
     """An option that breaks its rule is refused where it is given, with its value and the rule."""
@@ -1004,7 +1005,7 @@ async def test_invalidate_that_the_store_does_not_confirm(clock: ManualClock) ->
 
 
 async def test_invalidate_of_what_is_not_stored(clock: ManualClock) -> None:
-    """An operation that is kept out of the store is invalidated there too: other processes hear of it that way."""
+    """A store that tells nobody is not asked to forget what it never had."""
     store = FaultStore(clock)
     store.error = ConnectionError("down")
     guard = Guard(lambda: store, clock=clock)
@@ -1016,8 +1017,7 @@ async def test_invalidate_of_what_is_not_stored(clock: ManualClock) -> None:
     async with guard:
         await load()
 
-        with pytest.raises(InvalidationPending):
-            await load.invalidate()
+        await load.invalidate()
         assert load.peek() is None
 
 

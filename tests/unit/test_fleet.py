@@ -231,7 +231,7 @@ async def test_blind(fleet: tuple[Process, Process], load: Loader, clock: Manual
     clock.advance(0.001)
 
     assert ("soup 1", "soup 1", None, {}) == (answer, within, here.peek(), server.values)
-    assert ["acquire"] == here.store.asked[2:]
+    assert ["acquire", "release"] == here.store.asked[2:]  # the answer may be late, and a yes
     assert 0 == here.guard.stats().l2_misses
 
 
@@ -433,19 +433,33 @@ async def test_refresh_has_the_tags_too(fleet: tuple[Process, Process], load: Lo
     assert "soup 2" == await load_menu()
 
 
-async def test_load_that_its_tag_overtook(fleet: tuple[Process, Process], load: Loader) -> None:
+@pytest.mark.parametrize("how", ["its tag", "everything"])
+async def test_load_that_its_tag_overtook(how: str, fleet: tuple[Process, Process], load: Loader) -> None:
     """What began before an invalidation of its tag answers who waited; who comes later gets a later answer."""
     here, _ = fleet
     load.gate = Gate()
     early = here.ask(load, tags=("soups",))
     await load.gate.arrivals(1)
-    await here.guard.invalidate_tag("soups")
+    await (here.guard.clear() if how == "everything" else here.guard.invalidate_tag("soups"))
     late = here.ask(load, tags=("soups",))
     await asyncio.sleep(0)
     load.gate.open()
 
     assert ["soup 1", "soup 2"] == [await early, await late]
     assert "soup 2" == await here.ask(load, tags=("soups",))
+
+
+@pytest.mark.parametrize("how", ["its tag", "everything"])
+async def test_overtaken_load_is_not_remembered(how: str, fleet: tuple[Process, Process], load: Loader) -> None:
+    """When nobody asks anew, what was overtaken is in nobody's memory when it lands."""
+    here, _ = fleet
+    load.gate = Gate()
+    early = here.ask(load, tags=("soups",))
+    await load.gate.arrivals(1)
+    await (here.guard.clear() if how == "everything" else here.guard.invalidate_tag("soups"))
+    load.gate.open()
+
+    assert ("soup 1", None, 1) == (await early, here.peek(), here.guard.stats().overtaken)
 
 
 async def test_clear(fleet: tuple[Process, Process], load: Loader) -> None:
@@ -499,14 +513,25 @@ async def test_tags_without_a_store(load: Loader) -> None:
 async def test_tags_over_a_plain_store(clock: ManualClock, load: Loader) -> None:
     """A store that cannot keep tags is no place for them: whoever asks for one is told so."""
     async with Guard(lambda: FaultStore(clock), clock=clock) as guard:
-        for use, who in (
-            (guard.fetch(OP, load, tags=("soups",)), "fetch"),
-            (guard.invalidate_tag("soups"), "invalidate_tag"),
-            (guard.clear(), "clear"),
+        for use, what in (
+            (guard.fetch(OP, load, tags=("soups",)), rf"{OP}: tags=\('soups',\): tags"),
+            (guard.fetch(OP, load, version=len), f"{OP}: version=: versions"),
+            (guard.invalidate(OP, version=7), f"{OP}: version=7: versions"),
+            (guard.invalidate_tag("soups"), "tag='soups': tags"),
+            (guard.clear(), "clear: tags"),
         ):
-            with pytest.raises(ConfigurationError, match=rf"^{who}: tags=.* need a Redis store; this guard's Fault"):
+            with pytest.raises(ConfigurationError, match=rf"^{what} need a Redis store; this guard's FaultStore has"):
                 await use
     assert 0 == load.loads
+
+
+async def test_after_commit_over_a_plain_store(clock: ManualClock) -> None:
+    """What the store cannot do is refused in the block, where the transaction can still be rolled back."""
+    async with Guard(lambda: FaultStore(clock), clock=clock) as guard, guard.after_commit(Connection()) as after:
+        with pytest.raises(ConfigurationError, match="soups: tags need a Redis store"):
+            after.invalidate_tag("soups")
+        with pytest.raises(ConfigurationError, match=f"{OP}: versions need a Redis store"):
+            after.invalidate(OP, version=7)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextvars import Context
 from functools import partial
 from typing import Any
 
@@ -111,7 +112,7 @@ async def test_newcomer_does_not_overtake_the_one_who_was_handed_the_slot() -> N
 
     async def load() -> str:
         await gate.passage()
-        calls.append(kitchen.start("newcomer", soup))
+        calls.append(Context().run(kitchen.start, "newcomer", soup))  # from nobody's load
         return "soup"
 
     calls = [kitchen.start("a", load), kitchen.start("b", soup)]

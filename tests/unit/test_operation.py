@@ -1,3 +1,4 @@
+import re
 from collections.abc import Callable
 from contextvars import Context, ContextVar
 from dataclasses import dataclass
@@ -125,7 +126,7 @@ def test_annotation_that_nobody_needs() -> None:
 @pytest.mark.parametrize(
     ("annotation", "value", "kind"),
     [(bytes, "text", "builtins.str"), (list[int], object(), "builtins.object"), (str, None, "builtins.NoneType")],
-    ids=str,
+    ids=lambda value: re.sub(" at 0x[0-9a-f]+", "", str(value)),
 )
 def test_value_that_cannot_be_encoded(annotation: Any, value: Any, kind: str) -> None:
     """A value without bytes is an error that names the operation and the value's type."""

@@ -605,6 +605,17 @@ async def test_what_is_not_asked_is_no_answer(verb: str, rig: Rig, pause: Pause)
     assert "open" == rig.breaker.state
 
 
+async def test_late_answers_are_no_answers(rig: Rig, pause: Pause) -> None:
+    """A plain store that takes too long is found out, though there is time for anything between its failures."""
+    rig.store.error = TimeoutError()
+
+    for _ in range(3):
+        await rig.read()
+        await pause()
+
+    assert ("open", ["read"] * 3) == (rig.breaker.state, rig.store.asked)
+
+
 # A store with leases, tags and a bus
 
 
@@ -691,6 +702,19 @@ async def test_another_server_may_have_lost_what_was_confirmed(fleet: Fleet) -> 
         await fleet.tier.settle_all(fleet.counters)
 
     assert (2, 4) == (before, len(fleet.store.asked))
+
+
+async def test_server_that_changes_while_it_confirms(fleet: Fleet) -> None:
+    """What was confirmed by a server that has a successor by then is said to that one too."""
+    gate = fleet.store.gate = Gate()
+    invalidation = asyncio.create_task(fleet.invalidate("a"))
+    await gate.arrivals(1)
+    fleet.store.generation += 1
+    gate.open()
+
+    assert [True] == await invalidation
+    assert ["invalidate", "invalidate"] == fleet.store.asked
+    assert [] == fleet.tier.pending.all()
 
 
 async def test_publishing(fleet: Fleet) -> None:

@@ -107,18 +107,19 @@ class Lease:
         """
         try:
             await self._settle()
-            verdict = await self._glance()
+            glimpse = await self._glance(decode)
+            if glimpse is not None:
+                return glimpse
             for _ in range(_LOOKS):
-                if verdict is not None and verdict.stored is not None:
-                    found = self._open(verdict.stored, verdict.marks, decode)
-                    if found is not None:
-                        return found
-                elif verdict is not None:
-                    return self._concede(verdict)
                 verdict = await self._acquire()
+                if verdict.stored is None:
+                    return self._concede(verdict)
+                found = self._open(verdict.stored, verdict.marks, decode)
+                if found is not None:
+                    return found
             raise NoAnswer  # noqa: TRY301  # a store would not offer time and again what was refused
-        except NoAnswer:
-            self.is_blind = True
+        except NoAnswer as silence:
+            self._go_blind(silence)
             return "blind"
 
     async def seize(self) -> None:
@@ -131,8 +132,13 @@ class Lease:
                 self._concede(await self._acquire())
             else:
                 self.is_owned = True  # nobody was asked, so nothing was learnt about the store
-        except NoAnswer:
-            self.is_blind = True
+        except NoAnswer as silence:
+            self._go_blind(silence)
+
+    def _go_blind(self, silence: NoAnswer) -> None:
+        self.is_blind = True
+        if self._is_arbitrated and isinstance(silence.__cause__, TimeoutError):
+            self._tier.look_after(self._release())  # the answer was late, and may have been a yes
 
     @property
     def _is_arbitrated(self) -> bool:
@@ -155,14 +161,21 @@ class Lease:
             self._counters.l2_skips += 1
             raise NoAnswer
 
-    async def _glance(self) -> Verdict | None:
+    async def _glance(self, decode: Callable[[bytes], tuple[Any] | None]) -> Found | None:
+        """Return what a replica has; it may not have heard of the latest: if that will not do, the primary is asked."""
         store = self._tier.store
         if not store.has_replicas or self._tier.recent.has_any((self._key, *self._tags)):
             return None
+        ask = partial(store.glance, self._key, self._tags)
         try:
-            return await store.glance(self._key, self._tags)
-        except Exception:  # noqa: BLE001  # the replica's fault; the store stops using it, and there is a primary
+            glimpse = await self._tier.asking.ask("read", f"{store.name} replicas", ask, self._counters)
+        except NoAnswer:
+            return None  # the store stops using that replica
+        if glimpse is None or glimpse.stored is None:
             return None
+        found = self._open(glimpse.stored, glimpse.marks, decode)
+        self._unwanted = b""  # what will not do as the replica has it may do as the primary has
+        return found
 
     async def _acquire(self) -> Verdict:
         node = self._tier.store.node_of(self._key)

@@ -26,6 +26,8 @@ except ImportError as error:  # pragma: no cover  # the test environment has red
 
 _CODE = re.compile("[A-Z]{2,16}")
 
+_SPARE = 8  # connections for probes, beats and the like, which do not queue with the calls
+
 Command = tuple[Any, ...]  # the type of its reply, its name, its arguments
 
 
@@ -89,7 +91,7 @@ class Node:
         self.name = name
         self._limits = limits
         self._pool: Any = ConnectionPool(
-            connection_class, max_connections=limits.max_connections, **connection_settings(**options)
+            connection_class, max_connections=limits.max_connections + _SPARE, **connection_settings(**options)
         )
 
     async def exchange(self, *commands: Command) -> list[Any]:

@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-_LIMIT = 10_000
+_LIMIT = 65_536
 _MEMORY = 60.0  # seconds that a confirmed one is kept: far longer than replication lags
 
 

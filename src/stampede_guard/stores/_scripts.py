@@ -1,8 +1,9 @@
 """The scripts that Redis runs: each in one slot, and each harmless when it is run twice with one token.
 
 `v` is the value, `l` the lease, `g` the lowest acceptable version, `t` a tag's mark. A lease is the token of the
-flight that holds it, with a `w` behind once somebody waits; only then is the end of the load published. In the
-value, the token of the flight that stored it stands in bytes 5 to 26, and its version in the 8 bytes after that.
+flight that holds it, with a `w` behind once somebody waits; only then is the end of the load published. Who is not
+permitted to publish stores all the same: whoever waits looks again by themselves. In the value, the token of the
+flight that stored it stands in bytes 5 to 26, and its version in the 8 bytes after that.
 """
 
 import secrets
@@ -51,9 +52,9 @@ FILL = _script("""
       return known and string.sub(header, 5, 26) == ARGV[1] and 'DUP' or 'REJ'
     end
     redis.call('DEL', KEYS[2])
-    if #lease > 22 or ARGV[8] == '1' then redis.call('PUBLISH', ARGV[6], ARGV[7]) end
+    if #lease > 22 or ARGV[8] == '1' then redis.pcall('PUBLISH', ARGV[6], ARGV[7]) end
     if ARGV[4] ~= '' then
-      local lowest = tonumber(redis.call('GET', KEYS[3]) or '0')
+      local lowest = tonumber(redis.pcall('GET', KEYS[3])) or 0
       if known then lowest = math.max(lowest, (struct.unpack('>I8', string.sub(header, 27, 34)))) end
       if tonumber(ARGV[4]) < lowest then return 'OLD' end
     end
@@ -71,7 +72,7 @@ RENEW = _script("""
 RELEASE = _script("""
     local lease = redis.call('GET', KEYS[1]) or ''
     if string.sub(lease, 1, 22) ~= ARGV[1] then return 0 end
-    if #lease > 22 then redis.call('PUBLISH', ARGV[2], ARGV[3]) end
+    if #lease > 22 then redis.pcall('PUBLISH', ARGV[2], ARGV[3]) end
     return redis.call('DEL', KEYS[1])
 """)
 
@@ -80,9 +81,8 @@ INVALIDATE = _script("""
     redis.call('DEL', KEYS[1], KEYS[2])
     redis.call('PUBLISH', ARGV[3], ARGV[4])
     if ARGV[1] ~= '' then
-      local lowest = redis.call('GET', KEYS[3]) or '0'
-      if tonumber(ARGV[1]) > tonumber(lowest) then lowest = ARGV[1] end
-      redis.call('SET', KEYS[3], lowest, 'PX', ARGV[2])
+      local lowest = tonumber(redis.pcall('GET', KEYS[3])) or 0
+      redis.call('SET', KEYS[3], math.max(lowest, tonumber(ARGV[1])), 'PX', ARGV[2])
     end
     return 1
 """)

@@ -266,15 +266,17 @@ class RedisStore:
     async def _once_more(self, node: Node, call: Call, refusal: Refused) -> Any:
         """Run *call* where *node* sent us, or with the script's text if that is what it lacks."""
         reply: Any = refusal
+        asking: list[Command] = []
         if str(refusal) != _NO_SCRIPT:
             other = await self._topology.follow(call.keys[0], node, refusal)
             if other is None:
                 raise refusal
-            is_once = isinstance(refusal, Redirected) and not refusal.is_moved
-            *_, reply = await other.exchange(*([(bytes, "ASKING")] if is_once else []), call.by_digest())
+            if isinstance(refusal, Redirected) and not refusal.is_moved:
+                asking = [(bytes, "ASKING")]
+            *_, reply = await other.exchange(*asking, call.by_digest())
             node = other
         if isinstance(reply, Refused) and str(reply) == _NO_SCRIPT:
-            (reply,) = await node.exchange(call.by_text())
+            *_, reply = await node.exchange(*asking, call.by_text())
         if isinstance(reply, Refused):
             raise reply
         return reply
@@ -338,9 +340,7 @@ class _Subscription:
         _, channel, content = reply
         if channel == _TOUCHED:
             return Touched(None if content is None else tuple(key.decode(errors="replace") for key in content))
-        if not isinstance(content, bytes):
-            raise UnexpectedReply
-        return content
+        return bytes(content)
 
 
 async def _track(connection: Any, prefix: str) -> None:

@@ -3,16 +3,20 @@
 from collections.abc import Callable, Iterator
 
 import pytest
+import redis.exceptions
 from polling import LIMITS, Scripted, opened, read, reads, until, until_after
+from redis.asyncio.connection import Connection
 from redis.crc import key_slot
 
 from demo_api.servers import HOST, ValkeyServer, free_port, valkey_server
 from demo_api.topologies import SLOTS, Valkeys, ask, leads, valkey_cluster
+from stampede_guard import ConfigurationError, Guard
 from stampede_guard.stores import Refused
 from stampede_guard.stores._cluster import Cluster
 from stampede_guard.stores._node import Node, Redirected
 from stampede_guard.stores._topology import Topology
 from stampede_guard.stores._urls import make_topology, parse_url
+from stampede_guard.stores.redis import RedisStore
 from stampede_guard.testing import ManualClock
 
 Said = Callable[[], list[str]]
@@ -168,6 +172,92 @@ async def test_slot_on_its_way_is_asked_for_there(shared: Valkeys, key: str) -> 
 
         assert (False, target.port, b"OK") == (refusal.is_moved, port_of(followed), reply)
         assert (node, generation) == (topology.primary(key), topology.generation)
+
+
+async def load() -> bytes:
+    """Return what is cached."""
+    return b"soup"
+
+
+def placed(namespace: str, *thirds: int) -> list[str]:
+    """Return an op in the slots of each of these primaries."""
+    ops = [f"menu-{number}" for number in range(1_000)]
+    slots = {op: slot_of(f"sg1:{{{namespace}:{op}}}") for op in ops}
+    return [next(op for op in ops if slots[op] * 3 // SLOTS == third) for third in thirds]
+
+
+async def test_guard_over_a_cluster(shared: Valkeys, namespace: str) -> None:
+    """One load for two guards, whichever nodes have the op and its tags; an invalidation of the tag reaches both."""
+    first, second, tag = placed(namespace, 0, 1, 2)
+    loads = 0
+
+    async def count() -> bytes:
+        nonlocal loads
+        loads += 1
+        return b"soup"
+
+    async with Guard(shared.url, namespace=namespace) as here, Guard(shared.url, namespace=namespace) as there:
+        for op in (first, second):
+            for guard in (here, there):
+                assert b"soup" == await guard.fetch(op, count, ttl=60, l2_ttl=60, tags=(tag,), returns=bytes)
+        once = loads
+        await here.invalidate_tag(tag)
+        await until(lambda: there.peek(first) is None and there.peek(second) is None, "the word to arrive")
+        for op in (first, second):
+            await there.fetch(op, count, l2_ttl=60, tags=(tag,), returns=bytes)
+
+    assert (2, 4) == (once, loads)
+
+
+async def test_guard_follows_a_slot(shared: Valkeys, namespace: str) -> None:
+    """A slot that has moved costs the guard nothing: it asks where it is sent."""
+    (op,) = placed(namespace, 0)
+    slot, (source, target, _) = slot_of(f"sg1:{{{namespace}:{op}}}"), shared.primaries
+    async with Guard(shared.url, namespace=namespace) as guard:
+        assign(shared, slot, target)
+        await guard.fetch(op, load, l2_ttl=60, returns=bytes)
+        stats = guard.stats()
+        stored = ask(target, "EXISTS", f"sg1:{{{namespace}:{op}}}:v")
+        await guard.invalidate(op)
+        await give_back(shared, slot, source)
+
+    assert (0, 0, 1, 1) == (stats.l2_errors, stats.l2_skips, stats.loads, stored)
+
+
+async def test_guard_and_a_slot_on_its_way(shared: Valkeys, namespace: str) -> None:
+    """While a slot is on its way, a tag in it is invalidated where it goes; an op in it is loaded past the store."""
+    (name,) = placed(namespace, 0)
+    slot, (source, target, _) = slot_of(f"sg1:{{{namespace}:{name}}}"), shared.primaries
+    async with Guard(shared.url, namespace=namespace) as guard:
+        ask(target, "CLUSTER", "SETSLOT", slot, "IMPORTING", node_id(source))
+        ask(source, "CLUSTER", "SETSLOT", slot, "MIGRATING", node_id(target))
+        try:
+            await guard.invalidate_tag(name)
+            answer = await guard.fetch(name, load, l2_ttl=60, returns=bytes)
+            ask(target, "FLUSHALL")
+        finally:
+            for server in (source, target):
+                ask(server, "CLUSTER", "SETSLOT", slot, "STABLE")
+
+    assert (b"soup", 1) == (answer, guard.stats().loads)
+
+
+async def test_node_that_is_down_is_its_own_ops_trouble(key: str) -> None:
+    """Without an answer of one node, commands to several fail as one; the others' connections are none the worse."""
+    with valkey_server() as healthy:
+        store = RedisStore(healthy.url, deadline=1, connect_timeout=1)
+        dead = Node("Redis 2", Connection, {"host": HOST, "port": free_port()}, LIMITS)
+        node = store._topology.primary(key)
+        with pytest.raises(redis.exceptions.ConnectionError):
+            await store._spread([(node, (bytes, "PING")), (dead, (bytes, "PING"))])
+        assert [b"PONG"] == await store._spread([(node, (bytes, "PING"))])
+        await store.aclose()
+
+
+def test_tracking_is_for_one_primary() -> None:
+    """A node of a cluster tells of its own keys alone, so tracking is refused there."""
+    with pytest.raises(ConfigurationError, match="tracking=True: a server of a cluster"):
+        Guard("redis+cluster://localhost:7000", tracking=True)
 
 
 async def test_host_that_the_cluster_does_not_tell(shared: Valkeys, key: str) -> None:
