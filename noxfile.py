@@ -68,6 +68,7 @@ def faults(session: nox.Session) -> None:
     for disturbance in ([], ["--faults", "pubsub"], ["--faults", "replies"], ["--faults", "failover"]):
         session.run("python", "tests/cluster/consistency.py", "--seconds", "60", *disturbance)
     session.run("python", "tests/cluster/wake_up.py")
+    session.run("pytest", "-m", "long")
     session.run("pytest", "tests/faults/test_connections.py", "-k", "cancelled", env={"CANCELLATIONS": "20000"})
 
 

@@ -7,7 +7,10 @@ from rich.console import Console
 SECONDS = 3.0
 
 
-@pytest.mark.parametrize("faults", [(), ("pubsub",)], ids=["no faults", "bus cut every second"])
+@pytest.mark.parametrize(
+    "faults",
+    [pytest.param((), marks=pytest.mark.long, id="no faults"), pytest.param(("pubsub",), id="bus cut every second")],
+)
 async def test_no_process_answers_with_what_was_invalidated(
     redis_url: str, admin_url: str, database_url: str, faults: tuple[str, ...]
 ) -> None:

@@ -170,6 +170,7 @@ def test_instances_load_once_for_all(demonstrate: Demonstrate) -> None:
     assert all(int(count.replace(",", "")) > 20 for count in row(finished.stdout, "Requests"))
 
 
+@pytest.mark.long
 def test_workers_load_once_for_all(demonstrate: Demonstrate) -> None:
     """So do the workers of one instance, which are all counted."""
     finished = demonstrate("--workers=2", "--seconds=2")

@@ -230,7 +230,11 @@ def own_stage(menus_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.timeout(120)  # up to six servers and a service have to start
 @pytest.mark.parametrize(
     ("scenario", "flags"),
-    [("redis_outage", {"--outage": 1}), ("redis_outage", {"--outage": 1, "--frozen": None}), ("failover", {})],
+    [
+        ("redis_outage", {"--outage": 1}),
+        pytest.param("redis_outage", {"--outage": 1, "--frozen": None}, marks=pytest.mark.long),
+        ("failover", {}),
+    ],
 )
 def test_fault_fails_no_request(scenario: str, flags: Flags, own_stage: None, locust: Locust, recorded: Path) -> None:
     """Redis goes away in the middle of the run: every answer is right, and Redis is read before and after."""

@@ -107,6 +107,7 @@ async def test_guard_goes_on_with_the_new_primary(namespace: str) -> None:
     assert 1 in stored
 
 
+@pytest.mark.long
 async def test_thawed_primary_and_a_sentinel_that_was_cut_off() -> None:
     """A primary that hung, and a sentinel that did not hear of its end, do not bring it back when they wake up."""
     with valkey_sentinels(replicas=1) as servers:

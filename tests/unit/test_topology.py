@@ -1,10 +1,11 @@
-"""A lone server."""
+"""Servers as a store sees them before it has talked to any."""
 
 from redis.asyncio.connection import Connection
 
 from stampede_guard.stores import Refused
 from stampede_guard.stores._node import Limits, Node
 from stampede_guard.stores._topology import Single
+from stampede_guard.stores.redis import RedisStore
 
 
 async def test_lone_server_has_everything_and_knows_nobody() -> None:
@@ -15,3 +16,12 @@ async def test_lone_server_has_everything_and_knows_nobody() -> None:
     assert node is single.primary("menu")
     assert single.replica("menu") is None
     assert await single.follow("menu", node, Refused("MOVED")) is None
+
+
+async def test_store_that_knows_no_primary_yet_goes_by_its_own_name() -> None:
+    """Before the sentinels were asked nobody knows where a key is; that is no error, and no server's trouble."""
+    store = RedisStore("redis+sentinel://localhost/menus")
+
+    assert "Redis" == store.node_of("sg1:{menus:7}")
+    assert await store.glance("sg1:{menus:7}", ()) is None
+    await store.aclose()
