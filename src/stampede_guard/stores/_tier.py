@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from hashlib import blake2b
-from typing import cast
+from typing import Any
 from weakref import WeakValueDictionary
 
 from .._messages import Message
@@ -222,7 +222,9 @@ class Tier:
 
 
 def _leasing(store: Store | LeasingStore) -> LeasingStore:
-    return cast("LeasingStore", store) if hasattr(store, "acquire") else Unleased(store)
+    either: Any = store
+    leasing: LeasingStore = either if hasattr(either, "acquire") else Unleased(either)
+    return leasing
 
 
 def key_of(namespace: str, op: str) -> str:

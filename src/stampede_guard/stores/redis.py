@@ -207,10 +207,8 @@ class RedisStore:
 
     async def publish(self, message: bytes) -> None:
         """Publish, in a cluster through another node than the one that is listened to: that they still talk is news."""
-        for number in range(_NODES):
-            node = self._topology.primary(f"{self.channel}-{number}")
-            if node.name != self._ear:
-                break
+        nodes = [self._topology.primary(f"{self.channel}-{number}") for number in range(_NODES)]
+        node = next((each for each in nodes if each.name != self._ear), nodes[0])
         for reply in await node.exchange((int, "PUBLISH", self.channel, message)):
             if isinstance(reply, Refused):
                 raise reply
