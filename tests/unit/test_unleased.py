@@ -1,7 +1,7 @@
 import pytest
 
 from stampede_guard._codec import seal
-from stampede_guard.stores import Stored, Verdict
+from stampede_guard.stores import Refused, Stored, Verdict
 from stampede_guard.stores._unleased import Unleased
 from stampede_guard.testing import FaultStore, ManualClock
 
@@ -70,11 +70,11 @@ async def test_there_is_nothing_to_keep_up(store: Unleased, plain: FaultStore) -
 
 async def test_what_it_cannot_do(store: Unleased) -> None:
     """Tags, the bus and tracking are never asked of it."""
-    with pytest.raises(NotImplementedError):
+    with pytest.raises(Refused):
         await store.invalidate_tag(f"{KEY}:t", b"mark", 60, b"message")
-    with pytest.raises(NotImplementedError):
+    with pytest.raises(Refused):
         store.listen()
-    with pytest.raises(NotImplementedError):
+    with pytest.raises(Refused):
         await store.stored_by(f"{KEY}:v")
 
 

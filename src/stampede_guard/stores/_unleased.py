@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 
-from . import Store, Subscription, Verdict
+from . import Refused, Store, Subscription, Verdict
 
 
 class Unleased:
@@ -25,23 +25,23 @@ class Unleased:
         self.open = store.open
         self.aclose = store.aclose
 
-    def node_of(self, key: str) -> str:  # noqa: ARG002  # whatever is behind it, it is one to us
+    def node_of(self, key: str) -> str:  # whatever is behind it, it is one to us
         """Return the store's name."""
         return self.name
 
-    async def glance(self, key: str, tags: Sequence[str]) -> Verdict | None:  # noqa: ARG002  # no replicas
+    async def glance(self, key: str, tags: Sequence[str]) -> Verdict | None:  # no replicas
         """Return nothing."""
         return None
 
     async def acquire(  # noqa: PLR0917  # as the protocol has it
         self,
         key: str,
-        tags: Sequence[str],  # noqa: ARG002  # the guard refuses them
-        token: str,  # noqa: ARG002  # nobody arbitrates
-        lease: float,  # noqa: ARG002  # as above
+        tags: Sequence[str],  # the guard refuses them
+        token: str,  # nobody arbitrates
+        lease: float,  # as above
         unwanted: bytes,
-        marks_life: float,  # noqa: ARG002  # as above
-        former: str = "",  # noqa: ARG002  # as above
+        marks_life: float,  # as above
+        former: str = "",  # as above
     ) -> Verdict:
         """Read; without a value that will do, everybody may load."""
         stored = None if unwanted else await self._store.read(f"{key}:v")
@@ -50,40 +50,43 @@ class Unleased:
     async def fill(  # noqa: PLR0917  # as the protocol has it
         self,
         key: str,
-        token: str,  # noqa: ARG002  # nobody arbitrates
+        token: str,  # nobody arbitrates
         envelope: bytes,
         life: float,
-        version: int | None,  # noqa: ARG002  # the guard refuses them
-        message: bytes,  # noqa: ARG002  # nobody listens
+        version: int | None,  # the guard refuses them
+        message: bytes,  # nobody listens
         *,
-        tell_all: bool,  # noqa: ARG002  # as above
+        tell_all: bool,  # as above
     ) -> bool:
         """Write."""
         await self._store.write(f"{key}:v", envelope, life)
         return True
 
-    async def renew(self, key: str, token: str, lease: float) -> bool:  # noqa: ARG002  # nothing expires
+    async def renew(self, key: str, token: str, lease: float) -> bool:  # nothing expires
         """Return that all is well."""
         return True
 
     async def release(self, key: str, token: str, message: bytes) -> None:
         """Do nothing: there was no lease."""
 
-    async def invalidate(self, key: str, version: int | None, message: bytes) -> None:  # noqa: ARG002
+    async def invalidate(self, key: str, version: int | None, message: bytes) -> None:
         """Delete."""
         await self._store.delete(f"{key}:v")
 
     async def invalidate_tag(self, key: str, mark: bytes, life: float, message: bytes) -> None:
-        """Raise: the guard refuses tags over such a store."""
-        raise NotImplementedError
+        """Refuse: the guard does not let it come to that."""
+        why = "it has no tags"
+        raise Refused(why)
 
     async def publish(self, message: bytes) -> None:
         """Do nothing: there is no bus."""
 
     async def stored_by(self, key: str) -> bytes:
-        """Raise: nothing is tracked, and nobody asks."""
-        raise NotImplementedError
+        """Refuse: nothing is tracked, and nobody asks."""
+        why = "it does not know"
+        raise Refused(why)
 
     def listen(self) -> AbstractAsyncContextManager[Subscription]:
-        """Raise: there is no bus, and nobody asks."""
-        raise NotImplementedError
+        """Refuse: there is no bus, and nobody asks."""
+        why = "it has no bus"
+        raise Refused(why)
