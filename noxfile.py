@@ -1,9 +1,10 @@
-"""The project's verbs: `nox -s demo`, `tests`, `lint`, `types`, `docs`, `bench`, `faults`.
+"""The project's verbs: `nox -s demo`, `tests`, `lint`, `types`, `docs`, `bench`, `growth`, `faults`.
 
 A session runs on the Python that runs nox; `nox -s tests -P 3.12 3.13` runs it on others.
 """
 
 import nox
+from nox.command import CommandFailed
 
 nox.needs_version = ">=2025.2"
 nox.options.sessions = ["tests", "lint", "types", "docs"]
@@ -11,6 +12,7 @@ nox.options.error_on_missing_interpreters = True  # a Python that was asked for 
 nox.options.reuse_venv = "yes"
 
 PYPROJECT = nox.project.load_toml("pyproject.toml")
+PREBUILT = ("--prefer-binary", "--only-binary=cachebox,theine-core,pendulum,orjson,zstandard")  # no Rust is at hand
 CODE = ("src", "demo_api", "locustfiles", "benchmarks", "tests", "noxfile.py")
 
 
@@ -74,6 +76,28 @@ def faults(session: nox.Session) -> None:
 
 @nox.session
 def bench(session: nox.Session) -> None:
-    """Measure a hit in memory beside its alternatives; `-- --quick` for a smoke run."""
-    session.install("-e", ".", *group("bench"))
-    session.run("python", "benchmarks/hit_path.py", *session.posargs)
+    """Measure the package beside every comparable one: half an hour; `-- --quick` for a smoke run."""
+    session.install("-e", ".[redis]", *group("bench"))
+    install_peers(session)
+    session.run("python", "-m", "benchmarks", *session.posargs)
+
+
+@nox.session
+def growth(session: nox.Session) -> None:
+    """Measure cost against size: 6 minutes; `-- route` for where the time of a request goes, `-- --quick` to try."""
+    session.install("-e", ".[demo]", *group("growth"))
+    is_route = session.posargs[:1] == ["route"]
+    module, arguments = ("profile_route", session.posargs[1:]) if is_route else ("growth", session.posargs)
+    session.run("python", "-m", f"benchmarks.{module}", *arguments)
+
+
+def install_peers(session: nox.Session) -> None:
+    """Install what the benchmarks compare with; whoever cannot be installed on this Python is left out there."""
+    peers = group("peers")
+    try:
+        session.install(*PREBUILT, *peers)
+    except CommandFailed:
+        for peer in peers:
+            session.run_install("pip", "install", *PREBUILT, peer, success_codes=(0, 1))
+    # It asks for a cachetools older than what the others run on, and works with the newer one.
+    session.run_install("pip", "install", "--no-deps", "asyncache>=0.3", success_codes=(0, 1))

@@ -3,7 +3,7 @@
 A script on the server publishes them in one go, so that nothing but the listener is measured: its CPU time for each
 message, and how long its event loop was kept from anything else. Needs the demo's requirements, for the server.
 
-Run: python benchmarks/bus_storm.py [--messages 100000]
+Run: python -m benchmarks.bus_storm [--messages 100000]
 """
 
 import argparse

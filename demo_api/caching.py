@@ -1,6 +1,6 @@
 """How menus are cached: what `GUARD` chooses."""
 
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
@@ -10,10 +10,11 @@ from aiocache.plugins import BasePlugin
 from aiocache.serializers import NullSerializer
 from redis.asyncio.connection import parse_url
 
-from stampede_guard import Guard, coalesce
+from stampede_guard import Guard, coalesce, coalesce_many
 
 from .database import Connection
 from .menus import MenuRepository, SerializedMenu, version_of
+from .models import RestaurantSummary
 from .settings import Settings
 
 AIOCACHE_LEASE: Final = 2
@@ -48,12 +49,14 @@ class MenuCache:
 
     Attributes:
         load: Returns a restaurant's menu, or ``None`` if there is no such restaurant.
+        load_summaries: Returns what a list shows of restaurants, by id, in the order asked.
         changing: Opens a transaction; the next read after its commit sees the menus that were noted in it.
         counts: Returns what the reads have cost so far.
         stats: Returns the guard's own statistics, or ``None`` without a guard.
     """
 
     load: Callable[[int], Awaitable[bytes | None]]
+    load_summaries: Callable[[Sequence[int]], Awaitable[dict[int, RestaurantSummary]]]
     changing: Callable[[Connection], AbstractAsyncContextManager[NoteChange]]
     counts: Callable[[], Counts]
     stats: Callable[[], dict[str, object] | None] = lambda: None
@@ -81,6 +84,18 @@ async def guarded(settings: Settings, menus: MenuRepository) -> AsyncGenerator[M
     async def load_menu(restaurant_id: int) -> SerializedMenu | None:
         return await menus.load_menu(restaurant_id)
 
+    @coalesce_many(
+        "restaurant-summary-{restaurant_id}",
+        guard=guard,
+        ttl=settings.l1_ttl,
+        l2_ttl=settings.l2_ttl,
+        jitter=0,
+        lease=settings.lease,
+        version=lambda summary: summary.version,
+    )
+    async def load_summaries(restaurant_ids: list[int]) -> dict[int, RestaurantSummary]:
+        return await menus.load_summaries(restaurant_ids)
+
     async def load(restaurant_id: int) -> bytes | None:
         menu = await load_menu(restaurant_id)
         return None if menu is None else menu.body
@@ -88,19 +103,27 @@ async def guarded(settings: Settings, menus: MenuRepository) -> AsyncGenerator[M
     @asynccontextmanager
     async def changing(connection: Connection) -> AsyncGenerator[NoteChange]:
         async with guard.after_commit(connection) as after:
-            yield lambda restaurant_id, version: after.invalidate(load_menu.key(restaurant_id), version)
+
+            def note_change(restaurant_id: int, version: int) -> None:
+                after.invalidate(load_menu.key(restaurant_id), version)
+                after.invalidate(load_summaries.key(restaurant_id), version)
+
+            yield note_change
 
     def counts() -> Counts:
         stats = guard.stats()
         return Counts(stats.calls, stats.executions, stats.loads, stats.l2_reads)
 
     async with guard:
-        yield MenuCache(load, changing, counts, lambda: guard.stats().as_dict())
+        yield MenuCache(load, load_summaries, changing, counts, lambda: guard.stats().as_dict())
 
 
 @asynccontextmanager
 async def through_aiocache(settings: Settings, menus: MenuRepository) -> AsyncGenerator[MenuCache]:
-    """Read through Redis, then Postgres, with aiocache's own protection against stampedes."""
+    """Read through Redis, then Postgres, with aiocache's own protection against stampedes.
+
+    It protects single values alone; so lists are read from Postgres.
+    """
     counts = Counts()
 
     class CountReads(BasePlugin):  # type: ignore[misc]  # aiocache has no types
@@ -147,7 +170,7 @@ async def through_aiocache(settings: Settings, menus: MenuRepository) -> AsyncGe
             await load_menu.cache.delete(op(load_menu, restaurant_id))
 
     try:
-        yield MenuCache(load, changing, lambda: counts)
+        yield MenuCache(load, menus.load_summaries, changing, lambda: counts)
     finally:
         await load_menu.cache.client.aclose()  # cache.close() calls what redis-py has deprecated
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 import asyncpg
 
 from .database import Connection
-from .models import Category, Item, ItemChange, ItemSummary, Menu, Option, OptionGroup
+from .models import Category, Item, ItemChange, ItemSummary, Menu, Option, OptionGroup, RestaurantSummary
 
 SELECT_MENU: Final = """
 SELECT
@@ -23,6 +23,18 @@ LEFT JOIN option_groups AS option_group ON option_group.item_id = item.id
 LEFT JOIN options AS option ON option.option_group_id = option_group.id
 WHERE restaurant.id = $1
 ORDER BY category.position, item.position, option_group.position, option.position
+"""
+
+SELECT_SUMMARIES: Final = """
+SELECT
+    restaurant.id AS restaurant_id, restaurant.name AS restaurant, cuisine, currency, version,
+    count(item.id) FILTER (WHERE available) AS available_items,
+    min(item.price_cents) FILTER (WHERE available) AS lowest_price_cents
+FROM restaurants AS restaurant
+LEFT JOIN categories AS category ON category.restaurant_id = restaurant.id
+LEFT JOIN items AS item ON item.category_id = category.id
+WHERE restaurant.id = ANY($1)
+GROUP BY restaurant.id
 """
 
 UPDATE_ITEM: Final = """
@@ -119,6 +131,19 @@ class MenuRepository:
             return None
         menu = menu_of(rows)
         return SerializedMenu(menu.version, menu.model_dump_json().encode())
+
+    async def load_summaries(self, restaurant_ids: Sequence[int]) -> dict[int, RestaurantSummary]:
+        """Read what a list shows of several restaurants, in one query.
+
+        Args:
+            restaurant_ids: Which ones; none larger than ``MAX_ID``.
+
+        Returns:
+            The summaries by id, without those ids that no restaurant has.
+        """
+        self.queries += 1
+        rows = await self._pool.fetch(SELECT_SUMMARIES, restaurant_ids)
+        return {row["restaurant_id"]: RestaurantSummary(**row) for row in rows}
 
     async def update_item(
         self, connection: Connection, restaurant_id: int, item_id: int, change: ItemChange

@@ -58,6 +58,25 @@ class Menu(BaseModel):
     categories: list[Category]
 
 
+class RestaurantSummary(BaseModel):
+    """A restaurant in a list; its version is that of the menu."""
+
+    restaurant_id: int
+    restaurant: str
+    cuisine: str
+    currency: str
+    version: int
+    available_items: int
+    lowest_price_cents: int | None
+
+
+class RestaurantList(BaseModel):
+    """Restaurants in the order in which they were asked for, and the ids that no restaurant has."""
+
+    restaurants: list[RestaurantSummary]
+    missing: list[int]
+
+
 class ItemChange(BaseModel):
     """What to change of an item; whatever is left out stays as it is."""
 

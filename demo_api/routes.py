@@ -8,20 +8,24 @@ from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
 import asyncpg
-from fastapi import APIRouter, HTTPException, Path, Request, Response
+from fastapi import APIRouter, HTTPException, Path, Query, Request, Response
 from fastapi.responses import JSONResponse
 
 from stampede_guard import InvalidationPending
 
 from .caching import MenuCache
 from .menus import MAX_ID, MenuRepository
-from .models import ItemChange, ItemSummary, Menu
+from .models import ItemChange, ItemSummary, Menu, RestaurantList
 from .probing import PROBE_TIMEOUT
 from .settings import Mode
 
 Id = Annotated[int, Path(ge=0, le=MAX_ID)]
+MAX_LISTED = 100
 
 logger = logging.getLogger(__name__)
+# FastAPI looks at every route of a router for each request, so those that are compared have routers of their own.
+menu_router = APIRouter()
+ceiling_router = APIRouter()
 router = APIRouter()
 
 
@@ -52,7 +56,7 @@ def service_of(request: Request) -> Service:
     return service
 
 
-@router.get("/restaurants/{restaurant_id}/menu", responses={200: {"model": Menu}})
+@menu_router.get("/restaurants/{restaurant_id}/menu", responses={200: {"model": Menu}})
 async def read_menu(restaurant_id: Id, request: Request) -> Response:
     """Return the menu of a restaurant, as it may have been some seconds ago."""
     menu = await service_of(request).cache.load(restaurant_id)
@@ -61,7 +65,36 @@ async def read_menu(restaurant_id: Id, request: Request) -> Response:
     return Response(menu, media_type="application/json")
 
 
-@router.get("/prebuilt/{restaurant_id}/menu", responses={200: {"model": Menu}})
+@router.get("/restaurants")
+async def list_restaurants(
+    ids: Annotated[str, Query(description="Ids, separated by commas", examples=["1,2,3"])], request: Request
+) -> RestaurantList:
+    """Return what a list shows of restaurants, as it may have been some seconds ago, in the order of the ids."""
+    asked = list(dict.fromkeys(ids_in(ids)))
+    found = await service_of(request).cache.load_summaries(asked)
+    return RestaurantList(
+        restaurants=[found[restaurant_id] for restaurant_id in asked if restaurant_id in found],
+        missing=[restaurant_id for restaurant_id in asked if restaurant_id not in found],
+    )
+
+
+def ids_in(text: str) -> list[int]:
+    """Return the ids in *text*.
+
+    Raises:
+        HTTPException: One of them is none, or there are too many.
+    """
+    pieces = text.split(",")
+    if len(pieces) > MAX_LISTED:
+        raise HTTPException(422, f"ids: {len(pieces)} ids; give at most {MAX_LISTED}")
+    for piece in pieces:
+        # No number is longer than the largest, and `int` is slow with very long ones.
+        if not (piece.isascii() and piece.isdigit() and len(piece) <= len(str(MAX_ID)) and int(piece) <= MAX_ID):
+            raise HTTPException(422, f"ids: {piece[:20]!r} is no id; give numbers up to {MAX_ID}, separated by commas")
+    return [int(piece) for piece in pieces]
+
+
+@ceiling_router.get("/prebuilt/{restaurant_id}/menu", responses={200: {"model": Menu}})
 async def read_prebuilt_menu(restaurant_id: Id, request: Request) -> Response:  # noqa: ARG001  # parsed, as above
     """Return bytes that are at hand: the most that this server can do, for comparison."""
     return Response(service_of(request).prebuilt, media_type="application/json")

@@ -22,6 +22,7 @@ class Settings(BaseSettings):
     l1_ttl: Seconds = 5.0
     l2_ttl: Seconds = 10.0
     lease: bool = True
+    ceiling_first: bool = False
     pool_size: Annotated[int, Field(ge=1)] = 10
     workers: Annotated[int, Field(ge=1)] = 1
     host: str = "127.0.0.1"

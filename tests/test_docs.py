@@ -19,7 +19,7 @@ from redis import Redis
 from sybil import Document
 from sybil.parsers.markdown import PythonCodeBlockParser
 
-from stampede_guard import Guard, Scoreboard, Stats, coalesce, errors
+from stampede_guard import Guard, Scoreboard, Stats, coalesce, coalesce_many, errors
 from stampede_guard._policy import Policy
 from stampede_guard.stores.redis import RedisStore
 
@@ -96,7 +96,12 @@ def defaults_of(*makers: Callable[..., Any]) -> dict[str, str]:
 
 @pytest.mark.parametrize(
     ("title", "makers"),
-    [("@coalesce", (coalesce, Policy)), ("Guard", (Guard, RedisStore)), ("Scoreboard", (Scoreboard,))],
+    [
+        ("@coalesce", (coalesce, Policy)),
+        ("@coalesce_many", (coalesce_many,)),
+        ("Guard", (Guard, RedisStore)),
+        ("Scoreboard", (Scoreboard,)),
+    ],
 )
 def test_every_option_is_documented(title: str, makers: tuple[Callable[..., Any], ...]) -> None:
     """The options page has a row for each option, with the default that it has."""

@@ -112,6 +112,7 @@ def running_service(
     port = free_port()
     environment = os.environ | {
         "GUARD": "on" if mode == PREBUILT else mode,
+        "CEILING_FIRST": str(mode == PREBUILT),
         "REDIS_URL": servers.redis,
         "DATABASE_URL": servers.postgres,
         "NAMESPACE": new_namespace(),

@@ -3,7 +3,9 @@
 from ._coalesce import Coalesced, coalesce
 from ._codec import Codec
 from ._entry import Entry
+from ._front import is_compiled
 from ._guard import Guard
+from ._many import CoalescedMany, CoalescedManyMethod, coalesce_many
 from ._scoreboard import Scoreboard
 from ._stats import Stats
 from .errors import (
@@ -20,12 +22,15 @@ from .errors import (
     RecursiveLoad,
     StampedeGuardError,
     WaitTimeout,
+    WrongAnswer,
     WrongLoop,
 )
 
 __all__ = (
     "CannotEncode",
     "Coalesced",
+    "CoalescedMany",
+    "CoalescedManyMethod",
     "Codec",
     "ConfigurationError",
     "Entry",
@@ -43,6 +48,9 @@ __all__ = (
     "StampedeGuardError",
     "Stats",
     "WaitTimeout",
+    "WrongAnswer",
     "WrongLoop",
     "coalesce",
+    "coalesce_many",
+    "is_compiled",
 )

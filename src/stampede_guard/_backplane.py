@@ -158,9 +158,9 @@ class Backplane:
             logger.warning(
                 "the bus is not heard (%s); until it is, nothing is remembered for longer than a second", reason
             )
+            self._audience.hear_nothing()  # once: what is remembered after that knows that it was not told of anything
         self._is_up = False
         self._was_tried.set()
-        self._audience.hear_nothing()
         self._wake_all()
 
     def _sound(self, message: Message | None = None) -> None:

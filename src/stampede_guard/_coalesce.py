@@ -5,14 +5,17 @@ from collections.abc import Callable, Coroutine, Sequence
 from contextvars import ContextVar
 from functools import partial, update_wrapper
 from types import MethodType, SimpleNamespace
-from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, Unpack, get_type_hints, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, Unpack, get_type_hints, overload
 
 from ._codec import Codec
 from ._entry import Entry
+from ._front import MISS, Callee, Front
 from ._guard import Guard
-from ._keys import compile_key, compile_tags, name_of
-from ._operation import NO_ANNOTATION
+from ._keys import BuildTags, KeySpec, compile_key, compile_tags, name_of
+from ._operation import NO_ANNOTATION, Operation, hand_out
 from ._policy import Options, Policy
+from ._scoreboard import Flight
+from ._source import as_tuple_and_dict, compile_like, forwarding, parameters_of, tuple_of
 from .errors import ConfigurationError, InvalidKey, NotCoalescable
 
 P = ParamSpec("P")
@@ -20,10 +23,12 @@ Q = ParamSpec("Q")
 S = TypeVar("S")
 T = TypeVar("T")
 
+_ROOM = 8192  # calls that a function's front knows: a front with all keys would double what an entry costs
+
 _default_guard = Guard()
 
 
-class Coalesced(Generic[P, T]):
+class Coalesced(Callee, Generic[P, T]):
     """A coroutine function whose concurrent identical calls cost one call.
 
     Behaves like the function it wraps: same signature, and `inspect.iscoroutinefunction` says yes. As a class
@@ -31,8 +36,8 @@ class Coalesced(Generic[P, T]):
     otherwise, and the instance is not kept alive.
     """
 
-    __wrapped__: Callable[P, Coroutine[Any, Any, T]]
     __qualname__: str
+    _function: Callable[P, Coroutine[Any, Any, T]]
 
     def __init__(  # what the decorator was given
         self,
@@ -46,7 +51,7 @@ class Coalesced(Generic[P, T]):
         codec: Codec | None = None,
         tags: Sequence[str] = (),
     ) -> None:
-        update_wrapper(self, function)
+        update_wrapper(self, function)  # which sets `__wrapped__` too
         # `inspect` recognises what quacks like a function by these three and the name.
         self.__code__ = function.__code__
         self.__defaults__ = function.__defaults__
@@ -68,36 +73,53 @@ class Coalesced(Generic[P, T]):
             name,
             policy,
             codec=codec,
-            annotation=partial(_return_annotation, function),
+            annotation=getattr(function, "answers", None) or partial(return_annotation, function),
             vary=vary,
             has_tags=self._build_tags is not None,
         )
+        self._call = _compile_call(function, spec, guard, self._operation, self._build_tags)
         guard.register(self, spec, self._operation)
 
-    async def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Return the answer: from memory, from a flight that is up, or from a new one.
+    if TYPE_CHECKING:
+        # It is a `Callee` of a function that is made for it: see `_compile_call`.
 
-        Cancelling this call disturbs nobody else.
+        async def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
+            """Return the answer: from memory, from a flight that is up, or from a new one.
 
-        Raises:
-            LoadTimeout: the loader exceeded `load_timeout`.
-            WaitTimeout: this call exceeded `wait_timeout`.
-            LoadCancelled: the loader was cancelled.
-            RecursiveLoad: the loader waits for itself.
-            GuardClosed: the guard has a store and is not open.
-            InvalidKey: an argument has no place in a key.
-            Exception: the loader's own error.
-        """
-        op = self._build_key(*args, **kwargs)
-        return await self.guard.call(self._operation, op, self.__wrapped__, args, kwargs, self._build_tags)
+            Cancelling this call disturbs nobody else.
+
+            Raises:
+                LoadTimeout: the loader exceeded `load_timeout`.
+                WaitTimeout: this call exceeded `wait_timeout`.
+                LoadCancelled: the loader was cancelled.
+                RecursiveLoad: the loader waits for itself.
+                GuardClosed: the guard has a store and is not open.
+                InvalidKey: an argument has no place in a key.
+                Exception: the loader's own error.
+            """
+            ...
+
+    @property
+    def __wrapped__(self) -> Callable[P, Coroutine[Any, Any, T]]:
+        """The function, bound to what this is bound to."""
+        return self._mine(self._function)
+
+    @__wrapped__.setter
+    def __wrapped__(self, function: Callable[P, Coroutine[Any, Any, T]]) -> None:
+        self._function = function
+
+    def _mine(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return *function* bound to what this is bound to."""
+        return function if self._receiver is None else MethodType(function, self._receiver)
 
     def key(self, *args: P.args, **kwargs: P.kwargs) -> str:
         """Return the op id of such a call."""
-        return self._build_key(*args, **kwargs)
+        op: str = self._mine(self._build_key)(*args, **kwargs)
+        return op
 
     def tags(self, *args: P.args, **kwargs: P.kwargs) -> tuple[str, ...]:
         """Return the tags of such a call, for `Guard.invalidate_tag`."""
-        return () if self._build_tags is None else self._build_tags(*args, **kwargs)
+        return () if self._build_tags is None else self._mine(self._build_tags)(*args, **kwargs)
 
     async def invalidate(self, *args: P.args, **kwargs: P.kwargs) -> None:
         """Forget the answer to such a call: in this process at once, then in the store and in every process.
@@ -108,7 +130,7 @@ class Coalesced(Generic[P, T]):
         Raises:
             InvalidationPending: the store has not confirmed (see `Guard.invalidate`).
         """
-        op = self._build_key(*args, **kwargs)
+        op = self.key(*args, **kwargs)
         is_stored = self._operation.policy.l2_ttl is not None
         if self._is_local or not (is_stored or self.guard.has_bus):
             await self.guard.forget(op)
@@ -118,37 +140,34 @@ class Coalesced(Generic[P, T]):
     async def refresh(self, *args: P.args, **kwargs: P.kwargs) -> T:
         """Load now, replace what is cached, and return it; when the load fails, what was cached stays."""
         load = partial(self.__wrapped__, *args, **kwargs)
-        op = self._build_key(*args, **kwargs)
+        op = self.key(*args, **kwargs)
         return await self.guard.refresh(self._operation, op, load, self.tags(*args, **kwargs))
 
     def peek(self, *args: P.args, **kwargs: P.kwargs) -> Entry[T] | None:
         """Return this process's fresh entry, or `None`; loads nothing and waits for nothing."""
-        return self.guard.peek(self._build_key(*args, **kwargs))
+        return self.guard.peek(self.key(*args, **kwargs))
 
     async def bypass(self, *args: P.args, **kwargs: P.kwargs) -> T:
         """Run the function for this caller alone: nothing is read, shared or stored."""
         return await self.__wrapped__(*args, **kwargs)
 
-    @overload
-    def __get__(self, instance: None, owner: type) -> "Coalesced[P, T]": ...
-    @overload
-    def __get__(
-        self: "Coalesced[Concatenate[S, Q], T]", instance: S, owner: type | None = None
-    ) -> "Coalesced[Q, T]": ...
-    @overload
-    def __get__(self, instance: object, owner: type | None = None) -> "Coalesced[P, T]": ...  # a static method
-    def __get__(self, instance: object | None, owner: type | None = None) -> "Coalesced[Any, T]":
-        """Bind to *instance*, as a function does."""
-        return self if instance is None else self.bound_to(instance)
+    if TYPE_CHECKING:
 
-    def bound_to(self, receiver: object) -> "Coalesced[Any, T]":
-        """Return the same with *receiver*, an instance or a class, as the first argument."""
-        bound: Coalesced[Any, T] = object.__new__(Coalesced)
-        bound.__dict__ |= self.__dict__
-        bound.__wrapped__ = MethodType(self.__wrapped__, receiver)
-        bound._build_key = MethodType(self._build_key, receiver)
-        bound._build_tags = None if self._build_tags is None else MethodType(self._build_tags, receiver)
-        return bound
+        @overload
+        def __get__(self, instance: None, owner: type) -> "Coalesced[P, T]": ...
+        @overload
+        def __get__(
+            self: "Coalesced[Concatenate[S, Q], T]", instance: S, owner: type | None = None
+        ) -> "Coalesced[Q, T]": ...
+        @overload
+        def __get__(self, instance: object, owner: type | None = None) -> "Coalesced[P, T]": ...  # a static method
+        def __get__(self, instance: object | None, owner: type | None = None) -> "Coalesced[Any, T]":
+            """Bind to *instance*, as a function does."""
+            ...
+
+        def bound_to(self, receiver: object, /) -> "Coalesced[Any, T]":
+            """Return the same with *receiver*, an instance or a class, as the first argument."""
+            ...
 
     def __eq__(self, other: object) -> bool:
         """Tell bound ones apart as methods are: `menus.load` is a new object each time, and equal to the last."""
@@ -165,6 +184,56 @@ class Coalesced(Generic[P, T]):
 
     def __repr__(self) -> str:
         return f"<coalesced {self.__module__}.{self.__qualname__}>"
+
+
+def _compile_call(
+    function: Callable[..., Coroutine[Any, Any, Any]],
+    spec: KeySpec,
+    guard: Guard,
+    operation: Operation,
+    build_tags: BuildTags | None,
+) -> Callable[..., Coroutine[Any, Any, Any]]:
+    """Return the coroutine function that stands in for *function*: the front of L1 where it can help, then the guard.
+
+    For `async def load_menu(menu_id, lang="en")` it reads:
+
+        async def load_menu(menu_id, lang=_sg_default_lang):
+            _sg_answer = _sg_front(menu_id, lang)
+            if _sg_answer is not _sg_miss:
+                return _sg_answer
+            _sg_answer = _sg_ask(_sg_build(menu_id, lang), (menu_id, lang), {}, (menu_id, lang))
+            if _sg_answer.__class__ is _sg_flight:
+                _sg_answer = await _sg_answer.wait(_sg_timeout)
+            return _sg_hand_out(_sg_answer)
+    """
+    parameters = parameters_of(function)
+    args, kwargs = as_tuple_and_dict(parameters)
+    body: list[str] = []
+    front, shown = None, "()"
+    if spec.arguments is not None and operation.policy.ttl is not None and not operation.policy.isolate:
+        front, shown = Front(operation.counters, _ROOM), tuple_of(spec.arguments)
+        body = [
+            f"_sg_answer = _sg_front({', '.join(spec.arguments)})",
+            "if _sg_answer is not _sg_miss:",
+            "    return _sg_answer",
+        ]
+    body += [
+        f"_sg_answer = _sg_ask(_sg_build({forwarding(parameters)}), {args}, {kwargs}, {shown})",
+        "if _sg_answer.__class__ is _sg_flight:",
+        "    _sg_answer = await _sg_answer.wait(_sg_timeout)",
+        "return _sg_hand_out(_sg_answer)",
+    ]
+    names = {
+        "_sg_ask": guard.asker(operation, function, build_tags, front),
+        "_sg_build": spec.build,
+        "_sg_flight": Flight,
+        "_sg_front": front,
+        "_sg_hand_out": hand_out,
+        "_sg_miss": MISS,
+        "_sg_timeout": operation.policy.wait_timeout,
+    }
+    made: Callable[..., Coroutine[Any, Any, Any]] = compile_like(function, body, names, is_async=True)
+    return made
 
 
 class ClassLevel(Coalesced[Concatenate[type[S], Q], T], Generic[S, Q, T]):
@@ -196,8 +265,8 @@ class Decorator:
     def __call__(self, function: Any, /) -> Any:
         """Decorate *function*; what stands below as a class or static method stays one."""
         if not isinstance(function, classmethod | staticmethod):
-            return self._make(_checked(function), Coalesced)
-        inner = _checked(function.__func__)
+            return self._make(checked(function), Coalesced)
+        inner = checked(function.__func__)
         if isinstance(function, classmethod):
             return self._make(inner, ClassLevel)
         return staticmethod(self._make(inner, Coalesced))
@@ -287,7 +356,7 @@ def coalesce(  # options, each with a default that fits
     return decorate if function is None else decorate(function)
 
 
-def _checked(function: Any) -> Any:
+def checked(function: Any, by: str = "@coalesce") -> Any:
     """Return *function* if it can be coalesced.
 
     Raises:
@@ -308,11 +377,11 @@ def _checked(function: Any) -> Any:
         advice = "is not async; declare it with `async def`"
     else:
         return function
-    message = f"@coalesce: {name} {advice}"
+    message = f"{by}: {name} {advice}"
     raise NotCoalescable(message)
 
 
-def _return_annotation(function: Callable[..., Any]) -> Any:
+def return_annotation(function: Callable[..., Any]) -> Any:
     """Evaluate the return annotation alone: a parameter's may name what only type checkers import."""
     if "return" not in function.__annotations__:
         return NO_ANNOTATION
@@ -322,3 +391,9 @@ def _return_annotation(function: Callable[..., Any]) -> Any:
     )
     names = getattr(inspect.unwrap(function), "__globals__", {})
     return get_type_hints(alone, names, include_extras=True)["return"]
+
+
+def parts_of(coalesced: Coalesced[Any, Any]) -> tuple[Operation, Callable[..., str], bool]:
+    """Return a coalesced function's operation, what builds its ops, and whether these mean something here alone."""
+    build_key = coalesced._mine(coalesced._build_key)  # noqa: SLF001  # this is for who builds on it
+    return coalesced._operation, build_key, coalesced._is_local  # noqa: SLF001

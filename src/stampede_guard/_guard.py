@@ -2,8 +2,9 @@
 
 ```
 call ─ 1 L1 ─ 2 scoreboard: join, or launch ─┐
-                                             └ _load ─ 3 L2 value, or lease ─ 4 wait for another's lease
-                                                       └ 5 loader, in a slot ─ 6 L2 fill ─ 7 L1 put ─ land
+                                             ├ _load_through ─ 3 L2 value, or lease ─ 4 wait for another's lease
+                                             │                 └ 5 loader, in a slot ─ 6 L2 fill ─ 7 L1 put ─ land
+                                             └ _load, without L2 ─ 5 loader, in a slot ─ 7 L1 put ─ land
 ```
 Steps 1 and 2 are synchronous; everything after runs once per op in a task that belongs to no caller.
 """
@@ -12,11 +13,11 @@ import asyncio
 import re
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import AsyncExitStack
+from contextlib import nullcontext
 from functools import partial
 from random import random
 from types import TracebackType
-from typing import Any, Literal, NoReturn, Self, TypeVar, Unpack, cast
+from typing import Any, Literal, NoReturn, Protocol, Self, TypeVar, Unpack, cast
 from zlib import crc32
 
 from ._after_commit import AfterCommit, Connection
@@ -24,16 +25,17 @@ from ._backplane import Backplane
 from ._codec import Codec
 from ._entry import Entry
 from ._epochs import Epochs
+from ._front import Front
 from ._keys import BuildTags, KeySpec, check_tags
 from ._limiter import Limits
 from ._memory import UNTRUSTED_LIFE, Memory
 from ._messages import new_token
-from ._operation import NO_ANNOTATION, Operation, hand_out
+from ._operation import NO_ANNOTATION, Isolated, Operation, hand_out
 from ._policy import Duration, Options, Policy, count, fraction, seconds, version_number
 from ._registry import Registry
-from ._scoreboard import Flight
+from ._scoreboard import Flight, wait_all
 from ._site import Site, Sites
-from ._stats import Stats, total
+from ._stats import Counters, Stats, total
 from .errors import ConfigurationError, GuardClosed, InvalidationPending, InvalidKey
 from .stores import LeasingStore, Store
 from .stores._lease import Found, Lease
@@ -46,6 +48,19 @@ _FETCHES = 256  # sets of options that `fetch` remembers
 _POLLS = (0.025, 0.25)  # seconds between looks for another's load, first and longest, should its word be lost
 _WAIT = 30.0  # seconds that another's loads are waited for when no load_timeout says how long a load may take
 _BUS_TIMEOUT = 1.0  # seconds that opening a guard waits for its bus
+_UNCONFIRMED = "not confirmed by the store; holds in this process, and is repeated until it is"
+
+
+class Seat(Protocol):
+    """What a flight does to load that does so together with others."""
+
+    async def __call__(self) -> Any:
+        """Load."""
+        ...
+
+    def watch(self, flight: Flight[Any]) -> None:
+        """Take note that it is *flight* that will load, unless it lands before."""
+        ...
 
 
 class Guard:
@@ -138,7 +153,40 @@ class Guard:
     def rollout(self, share: float) -> None:
         self._rollout = fraction("rollout", share)
 
-    async def call(  # noqa: PLR0917  # positional: it is on the path of every hit
+    def asker(
+        self,
+        operation: Operation,
+        function: Callable[..., Awaitable[Any]],
+        build_tags: BuildTags | None,
+        front: Front | None = None,
+    ) -> Callable[[str, Any, Any, Any], Any]:
+        """Return the first two steps of each call of *function*.
+
+        They take the op, the arguments as a tuple and a dict, and those that memory shows its answer to *front* under,
+        which will give the next one itself. They return what memory keeps, or else a flight: one that is up, or a new
+        one. They are not async: who waits in great numbers waits with one frame less.
+        """
+        here, counters = self._sites.here, operation.counters
+
+        def ask(op: str, args: Any, kwargs: Any, shown: Any) -> Any:
+            site = here() or self._site()
+            held = site.memory.get(op)  # 1
+            if held is not None:
+                counters.l1_hits += 1
+                if front is not None and held.value.__class__ is not Isolated:
+                    site.memory.show(front, shown, held)
+                return held.value
+            shares = self._shares(op)
+            flight = site.board.current(op) if shares else None  # 2
+            if flight is not None:
+                counters.joins += 1
+                return flight
+            tags = () if build_tags is None else build_tags(*args, **kwargs)
+            return self._launch(site, operation, op, partial(function, *args, **kwargs), tags, is_private=not shares)
+
+        return ask
+
+    async def call(  # noqa: PLR0917  # all that there is to a call
         self,
         operation: Operation,
         op: str,
@@ -148,22 +196,83 @@ class Guard:
         build_tags: BuildTags | None,
     ) -> T:
         """Return the answer for *op*: from memory, from a flight that is up, or from a new one."""
-        site = self._site()
-        entry = site.memory.get(op)  # 1
-        if entry is not None:
-            operation.counters.l1_hits += 1
-            hit: T = hand_out(entry.value)
-            return hit
-        shares = self._shares(op)
-        flight = site.board.current(op) if shares else None  # 2
-        if flight is not None:
-            operation.counters.joins += 1
-        else:
-            tags = () if build_tags is None else build_tags(*args, **kwargs)
-            load = partial(function, *args, **kwargs)
-            flight = self._launch(site, operation, op, load, tags, is_private=not shares)
-        answer: T = hand_out(await flight.wait(operation.policy.wait_timeout))
+        kept = self.asker(operation, function, build_tags)(op, args, kwargs, ())
+        if isinstance(kept, Flight):
+            kept = await kept.wait(operation.policy.wait_timeout)
+        answer: T = hand_out(kept)
         return answer
+
+    async def call_all(
+        self,
+        operation: Operation,
+        ops: Sequence[str],
+        seat: Callable[[int], Seat],
+        tags: Callable[[int], Sequence[str]],
+        *,
+        is_refresh: bool = False,
+    ) -> list[Any]:
+        """Return the answers for *ops*, each as `call` or `refresh` would.
+
+        What has to be loaded gets a *seat*, by its position; all of it is launched before anything is awaited, so
+        that those who sit together can load together.
+        """
+        site = self._site()
+        recall = site.memory.get
+        answers: list[Any] = []
+        flights: dict[int, Flight[Any]] = {}
+        for position, op in enumerate(ops):
+            held = None if is_refresh else recall(op)
+            if held is not None:
+                answers.append(hand_out(held.value))
+                continue
+            answers.append(None)
+            ask = partial(seat, position), partial(tags, position)
+            flights[position] = self._join_or_launch(site, operation, op, *ask, is_refresh=is_refresh)
+        operation.counters.l1_hits += len(answers) - len(flights)
+        if flights:
+            landed = await wait_all(tuple(flights.values()), operation.policy.wait_timeout)
+            for position, kept in zip(flights, landed, strict=True):
+                answers[position] = hand_out(kept)
+        return answers
+
+    def _join_or_launch(
+        self,
+        site: Site,
+        operation: Operation,
+        op: str,
+        seat: Callable[[], Seat],
+        tags: Callable[[], Sequence[str]],
+        *,
+        is_refresh: bool,
+    ) -> Flight[Any]:
+        shares = self._shares(op)
+        flight = site.board.current(op) if shares else None
+        if flight is not None and (flight.is_refresh or not is_refresh):
+            operation.counters.joins += 1
+            return flight
+        if is_refresh:
+            self._epochs.bump(op)
+            site.board.forget(op)
+        load = seat()
+        flight = self._launch(site, operation, op, load, tags(), is_private=not shares, is_refresh=is_refresh)
+        load.watch(flight)
+        return flight
+
+    def launch_batch(
+        self, operation: Operation, op: str, is_ready: asyncio.Future[None], load: Callable[[], Awaitable[T]]
+    ) -> Flight[T]:
+        """Start the flight of a batch: it loads once it *is_ready*, in a slot, and ends with the last that waits."""
+        site = self._site()
+
+        async def run(flight: Flight[T]) -> T:
+            await is_ready
+            limiter = site.limits.of(operation, operation.policy.max_loads)
+            async with nullcontext() if limiter is None else limiter.slot(flight):
+                operation.counters.loads += 1
+                return await load()
+
+        # Its waiters are flights of their own, and count for themselves.
+        return site.board.launch(op, run, Counters(), "cancel", context=operation.context(), is_private=True)
 
     def _launch(  # what a flight has to know
         self,
@@ -176,10 +285,11 @@ class Guard:
         is_private: bool = False,
         is_refresh: bool = False,
     ) -> Flight[Any]:
+        fly = self._load if operation.policy.l2_ttl is None else self._load_through
         return site.board.launch(
             op,
             # The epoch is taken here, before anything is read: what begins after the launch overtakes it.
-            partial(self._load, site, operation, load, self._epochs.of(op, tags)),
+            partial(fly, site, operation, load, self._epochs.of(op, tags)),
             operation.counters,
             operation.policy.on_abandon,
             context=operation.context(),
@@ -196,60 +306,76 @@ class Guard:
         epoch: tuple[int, ...],
         flight: Flight[Any],
     ) -> Any:
+        """Load, where there is no L2 for it; return what is kept for *flight*'s waiters."""
+        value = await self._run(site, operation, flight, load)  # 5
+        policy = operation.policy
+        if policy.version is not None:
+            operation.version_of(value)  # nothing is compared here, but what is no version is an error everywhere
+        kept = operation.isolate(operation.encode(value)) if policy.isolate else value
+        if self._still_holds(flight, epoch):
+            self._keep(site, flight, kept, policy, None)  # 7
+        elif not flight.landed:
+            operation.counters.overtaken += 1
+        return kept
+
+    async def _load_through(
+        self,
+        site: Site,
+        operation: Operation,
+        load: Callable[[], Awaitable[Any]],
+        epoch: tuple[int, ...],
+        flight: Flight[Any],
+    ) -> Any:
         """Read L2 or load, and store; return what is kept for *flight*'s waiters."""
-        op, policy = flight.op, operation.policy
+        policy = operation.policy
         lease = self._lease(site, operation, flight)
-
-        def still_holds() -> bool:
-            return not flight.landed and self._epochs.of(op, flight.tags) == epoch
-
         try:
-            found = None if lease is None else await self._find(site, operation, flight, lease)  # 3, 4
+            found = await self._find(site, operation, flight, lease)  # 3, 4
             if found is None:
-                kept, life, is_latest = await self._load_afresh(site, operation, flight, lease, load, still_holds)
+                kept, life, is_latest = await self._load_afresh(site, operation, flight, lease, load, epoch)
             else:
                 kept = operation.isolate(found.payload) if policy.isolate else found.value
                 life, is_latest = found.life, True
         finally:
-            if lease is not None:
-                lease.let_go()
-        if is_latest and still_holds():
+            lease.let_go()
+        if is_latest and self._still_holds(flight, epoch):
             self._keep(site, flight, kept, policy, life)  # 7
-            if flight.is_refresh:
-                self._forget_elsewhere(site, op)
-            if lease is not None and site.tracking is not None:
-                site.tracking.remember(op, lease.stored_by)
+            if site.tracking is not None:
+                site.tracking.remember(flight.op, lease.stored_by)
         elif found is None and not flight.landed:
             operation.counters.overtaken += 1
         return kept
 
-    async def _load_afresh(  # noqa: PLR0917  # a part of `_load`
+    async def _load_afresh(  # noqa: PLR0917  # a part of `_load_through`
         self,
         site: Site,
         operation: Operation,
         flight: Flight[Any],
-        lease: Lease | None,
+        lease: Lease,
         load: Callable[[], Awaitable[Any]],
-        still_holds: Callable[[], bool],
+        epoch: tuple[int, ...],
     ) -> tuple[Any, float | None, bool]:
         """Load and fill; return what is kept, for how long at most, and whether it is the latest that is known."""
         policy = operation.policy
-        value = await self._run(site, operation, flight, lease, load)  # 5
-        payload = operation.encode(value) if lease is not None or policy.isolate else b""
+        with lease.kept_up():
+            value = await self._run(site, operation, flight, partial(self._timed, operation, load))  # 5
+        payload = operation.encode(value)
         version = operation.version_of(value)
         kept = operation.isolate(payload) if policy.isolate else value
-        if lease is None or policy.l2_ttl is None:
-            return kept, None, True
-        is_latest = await lease.fill(payload, _spread(policy.l2_ttl, policy.jitter), version, still_holds)  # 6
+        life = _spread(cast("float", policy.l2_ttl), policy.jitter)
+        is_latest = await lease.fill(payload, life, version, partial(self._still_holds, flight, epoch))  # 6
         return kept, UNTRUSTED_LIFE if lease.is_blind and site.backplane is not None else None, is_latest
 
+    def _still_holds(self, flight: Flight[Any], epoch: tuple[int, ...]) -> bool:
+        """Whether what *flight* has may be stored: it has not ended, and nothing was invalidated since *epoch*."""
+        return not flight.landed and self._epochs.of(flight.op, flight.tags) == epoch
+
     @staticmethod
-    def _lease(site: Site, operation: Operation, flight: Flight[Any]) -> Lease | None:
+    def _lease(site: Site, operation: Operation, flight: Flight[Any]) -> Lease:
         policy = operation.policy
-        if policy.l2_ttl is None or site.tier is None:
-            return None
-        longest_life = policy.l2_ttl * (1 + policy.jitter)
-        return site.tier.lease(flight.op, flight.tags, operation.lease_length, longest_life, operation.counters)
+        longest_life = cast("float", policy.l2_ttl) * (1 + policy.jitter)
+        tier = cast("Tier", site.tier)  # no operation has an l2_ttl where there is no store
+        return tier.lease(flight.op, flight.tags, operation.lease_length, longest_life, operation.counters)
 
     async def _find(self, site: Site, operation: Operation, flight: Flight[Any], lease: Lease) -> Found | None:
         """Return what L2 has, waiting for whoever is loading it; `None` if it is this flight that has to load."""
@@ -261,6 +387,7 @@ class Guard:
         may_wait = operation.policy.lease and self._shares(flight.op)
         if answer == "wait" and may_wait and site.backplane is not None:
             counters.l2_waits += 1
+            flight.hold()
             answer = await self._await_other(site.backplane, operation, flight.op, lease)  # 4
         if isinstance(answer, Found):
             counters.l2_hits += 1
@@ -284,25 +411,24 @@ class Guard:
         return answer
 
     async def _run(
-        self,
-        site: Site,
-        operation: Operation,
-        flight: Flight[Any],
-        lease: Lease | None,
-        load: Callable[[], Awaitable[Any]],
+        self, site: Site, operation: Operation, flight: Flight[Any], load: Callable[[], Awaitable[Any]]
     ) -> Any:
-        """Run the loader, when it is its turn, within its budget; keep the lease up meanwhile."""
-        async with AsyncExitStack() as around:
-            if lease is not None and lease.is_owned:
-                around.enter_context(lease.kept_up())
-            around.enter_context(flight.within(operation.policy.load_timeout))
-            limiter = site.limits.of(operation, operation.policy.max_loads)
-            if limiter is not None:
-                await around.enter_async_context(limiter.slot(flight))
-            operation.counters.loads += 1
-            started_at = self._clock()
-            value = await load()
-            operation.note_load(self._clock() - started_at)
+        """Run the loader, when it is its turn, within its budget."""
+        policy = operation.policy
+        with flight.within(policy.load_timeout):
+            limiter = None if operation.is_batched else site.limits.of(operation, policy.max_loads)
+            if limiter is None:
+                operation.counters.loads += not operation.is_batched
+                return await load()
+            async with limiter.slot(flight):
+                operation.counters.loads += 1
+                return await load()
+
+    async def _timed(self, operation: Operation, load: Callable[[], Awaitable[Any]]) -> Any:
+        """Run the loader, and learn how long it takes: so are leases."""
+        started_at = self._clock()
+        value = await load()
+        operation.note_load(self._clock() - started_at)
         return value
 
     def _forget_elsewhere(self, here: Site, op: str) -> None:
@@ -315,12 +441,13 @@ class Guard:
         self._epochs.bump(op)
         self._sites.tell(forget)
 
-    @staticmethod
-    def _keep(site: Site, flight: Flight[Any], kept: object, policy: Policy, life: float | None) -> None:
+    def _keep(self, site: Site, flight: Flight[Any], kept: object, policy: Policy, life: float | None) -> None:
         """Put into L1, for no longer than the store's copy has left."""
         if policy.ttl is not None:
             ttl = _spread(policy.ttl, policy.jitter)
             site.memory.put(flight.op, kept, ttl if life is None else min(ttl, life), flight.tags)
+        if flight.is_refresh:
+            self._forget_elsewhere(site, flight.op)
 
     def _shares(self, op: str) -> bool:
         """Whether callers of *op* share flights: a stable choice, the same in every process."""
@@ -430,6 +557,22 @@ class Guard:
         self._sites.tell(lambda each: each.forget(op))
         await self._tell_store(lambda tier: tier.invalidation(op, version), op, wait=wait)
 
+    async def invalidate_all(self, ops: Sequence[str]) -> None:
+        """Forget all *ops* as `invalidate` does, all at once.
+
+        Raises:
+            InvalidationPending: the store has not confirmed each of them.
+        """
+        sent: list[tuple[str, Flight[bool]]] = []
+        for op in ops:
+            self._epochs.bump(op)
+            self._sites.tell(partial(Site.forget, op=op))
+            sent += [(op, flight) for flight in self._send(partial(Tier.invalidation, op=op))]
+        pending = [op for op, flight in sent if not await flight.wait()]
+        if pending:
+            message = f"{', '.join(pending)}: {_UNCONFIRMED}"
+            raise InvalidationPending(message)
+
     async def invalidate_tag(self, tag: str, *, wait: bool = True) -> None:
         """Forget every op that has *tag*, everywhere; however many there are, that is one operation of the store.
 
@@ -493,7 +636,14 @@ class Guard:
             raise ConfigurationError(message)
 
     async def _tell_store(self, make: Callable[[Tier], Invalidation], what: str, *, wait: bool) -> None:
-        """Have each loop's store carry out an invalidation, as each orders its own writes; wait for this loop's."""
+        """Have the store carry out an invalidation; wait for this loop's."""
+        sent = self._send(make)
+        if wait and sent and not await sent[0].wait():
+            message = f"{what}: {_UNCONFIRMED}"
+            raise InvalidationPending(message)
+
+    def _send(self, make: Callable[[Tier], Invalidation]) -> list[Flight[bool]]:
+        """Have each loop's store carry out an invalidation, as each orders its own writes; return this loop's."""
         here = self._site()
         sent: list[Flight[bool]] = []
 
@@ -506,14 +656,12 @@ class Guard:
                     sent.append(flight)
 
         self._sites.tell(tell)
-        if wait and sent and not await sent[0].wait():
-            message = f"{what}: not confirmed by the store; holds in this process, and is repeated until it is"
-            raise InvalidationPending(message)
+        return sent
 
     def peek(self, op: str) -> Entry[Any] | None:
         """Return this loop's fresh entry of *op* without loading, counting or waiting."""
-        entry = self._site().memory.get(op)
-        return None if entry is None else Entry(hand_out(entry.value), entry.fresh_until)
+        held = self._site().memory.get(op)
+        return None if held is None else Entry(hand_out(held.value), held.fresh_until)
 
     def stats(self) -> Stats:
         """Return a snapshot of the counters, in total and of each operation."""
@@ -619,8 +767,9 @@ class Guard:
         tier = None
         if self._make_store is not None:
             tier = Tier(self._make_store(), self.namespace, self._max_bytes, self._clock, instance)
-        memory = Memory(self._maxsize, self._clock)
-        site = Site(asyncio.get_running_loop(), memory, tier, self._epochs, Limits(self._max_loads))
+        loop = asyncio.get_running_loop()
+        memory = Memory(self._maxsize, self._clock, loop)
+        site = Site(loop, memory, tier, self._epochs, Limits(self._max_loads))
         if tier is not None and "backplane" in tier.capabilities:
             site.backplane = Backplane(tier, instance, site, self._clock)
         self._sites.add(site)

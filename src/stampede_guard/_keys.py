@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from ._canonical import canonical, class_name, identity, text_of
+from ._source import compile_like, forwarding, parameters_of
 from ._template import Shape, Template, followed_by, may_meet
 from .errors import InvalidKey
 
@@ -27,11 +28,6 @@ BuildTags = Callable[..., tuple[str, ...]]
 _TAGS = 16  # as many marks as there is room for in front of a value
 
 _KINDS = inspect.Parameter
-
-
-def parameters_of(function: Callable[..., Any]) -> list[inspect.Parameter]:
-    """Return the parameters of *function*."""
-    return list(inspect.signature(function).parameters.values())
 
 
 def receiver_of(function: Callable[..., Any]) -> str | None:
@@ -55,6 +51,7 @@ class KeySpec:
         is_explicit: Whether a function of the user's builds the ops.
         is_local: Whether ops mean something to this process alone, because an instance is part of them.
         shape: What keeps this function's ops apart from those of others.
+        arguments: Names of the parameters whose values alone make the op; `None` if something else has a part in it.
     """
 
     template: Template | None
@@ -62,6 +59,7 @@ class KeySpec:
     is_explicit: bool
     is_local: bool
     shape: Shape
+    arguments: tuple[str, ...] | None
 
     def collides_with(self, other: "KeySpec") -> bool:
         """Whether some call of one and some call of the other have the same op."""
@@ -120,11 +118,27 @@ def compile_key(  # noqa: PLR0915  # one decision after the other
         shape = followed_by(shape, "@")
     return KeySpec(
         template=template,
-        build=_compile(function, body, namespace),
+        build=_builder(function, f"f{body!r}", namespace),
         is_explicit=callable(key),
         is_local=receiver is not None and not is_named,
         shape=shape,
+        arguments=None if receiver is not None or vary or callable(key) else _arguments(function, template, ignore),
     )
+
+
+def _arguments(
+    function: Callable[..., Any], template: Template | None, ignore: Sequence[str]
+) -> tuple[str, ...] | None:
+    """Return the names of the parameters that make the op, if it is made of them as they are."""
+    used = [each for each in parameters_of(function) if each.name not in ignore]
+    if template is not None:
+        expressions = set(template.parts[1::2])
+        if expressions != template.names:  # an object's attribute may change
+            return None
+        used = [each for each in used if each.name in expressions]
+    if any(each.kind in (_KINDS.VAR_POSITIONAL, _KINDS.VAR_KEYWORD) for each in used):
+        return None
+    return tuple(each.name for each in used)
 
 
 def check_tags(who: str, tags: Sequence[str]) -> None:
@@ -158,7 +172,7 @@ def compile_tags(function: Callable[..., Any], tags: Sequence[str]) -> BuildTags
             message = f"{name_of(function)}: the tag {tag!r} uses {name!r}, which is no parameter of it"
             raise InvalidKey(message)
         bodies.append(_template_body(template))
-    build: BuildTags = _compile(function, f"({''.join(f'f{body!r},' for body in bodies)})", {}, is_text=False)
+    build: BuildTags = _builder(function, f"({''.join(f'f{body!r},' for body in bodies)})", {})
     return build
 
 
@@ -195,9 +209,7 @@ def _derived_body(function: Callable[..., Any], names: Sequence[str]) -> str:
 
 
 def _forwarding_body(function: Callable[..., Any]) -> str:
-    stars: dict[Any, str] = {_KINDS.VAR_POSITIONAL: "*{0}", _KINDS.VAR_KEYWORD: "**{0}", _KINDS.KEYWORD_ONLY: "{0}={0}"}
-    forwarded = [stars.get(parameter.kind, "{0}").format(parameter.name) for parameter in parameters_of(function)]
-    return f"{{_sg_key({', '.join(forwarded)})}}"
+    return f"{{_sg_key({forwarding(parameters_of(function))})}}"
 
 
 def _checked(function: Callable[..., Any], key: BuildKey) -> BuildKey:
@@ -236,32 +248,7 @@ def _read(variable: ContextVar[Any]) -> str:
         raise InvalidKey(message) from None
 
 
-class _Verbatim:
-    """A default that is written into the source as a name."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def __repr__(self) -> str:
-        return self.name
-
-
-def _compile(function: Callable[..., Any], body: str, namespace: dict[str, Any], *, is_text: bool = True) -> Any:
-    """Compile an f-string, or an expression, over the parameters of *function*, under its signature and its name.
-
-    Only identifiers stand between braces here, so nothing that a user wrote is run.
-    """
+def _builder(function: Callable[..., Any], expression: str, namespace: dict[str, Any]) -> Any:
+    """Return a function with the parameters of *function* that returns the value of *expression*."""
     namespace |= {"_sg_text": text_of, "_sg_canonical": canonical, "_sg_read": _read}
-    signature: list[inspect.Parameter] = []
-    for parameter in parameters_of(function):
-        default: Any = _KINDS.empty
-        if parameter.default is not _KINDS.empty:
-            default = _Verbatim(f"_sg_default_{parameter.name}")
-            namespace[default.name] = parameter.default
-        signature.append(parameter.replace(annotation=_KINDS.empty, default=default))
-    expression = f"f{body!r}" if is_text else body
-    exec(f"def build{inspect.Signature(signature)}:\n    return {expression}", namespace)  # noqa: S102  # as dataclasses do
-    build = namespace["build"]
-    build.__name__ = function.__name__
-    build.__qualname__ = function.__qualname__  # a wrong call is reported under the function's own name
-    return build
+    return compile_like(function, ("return " + expression,), namespace)

@@ -1,40 +1,71 @@
-"""L1: this process's memory, bounded, least recently used out first.
+"""L1: this process's memory, bounded; what was not used for long goes first.
 
-A `cachetools.TTLCache` has one TTL for all, and purges everything that expired together inside
-the next insert. So the map is an `LRUCache`, and each entry knows when it stops being fresh.
+A `cachetools.TTLCache` has one TTL for all, and purges everything that expired together inside the next insert. So
+each entry knows when it stops being fresh. And an `LRUCache` moves an entry at each hit. So the map is a `FIFOCache`,
+a hit leaves a mark, and what has one when its turn to go comes gets a second chance: the "clock" of operating systems
+(Corbató, "A Paging Experiment with the Multics System", 1968), which comes close to the order of use.
 """
 
+import asyncio
 from collections.abc import Callable, Sequence
 from math import inf
 from typing import Any
+from weakref import WeakSet, finalize, ref
 
-from cachetools import LRUCache
+from cachetools import FIFOCache
 
-from ._entry import Entry
+from ._front import Era, Front, Held
 
+_SPARED = 16  # entries that one eviction lets past, since they were used
 UNTRUSTED_LIFE = 1.0  # seconds that an entry lives while nobody would tell us of its invalidation
 
 
-class _Entries(LRUCache[str, Entry[Any]]):
-    """Entries, and which of them have which tag."""
+class _Entries(FIFOCache[str, Held]):
+    """Entries, and which of them have which tag.
+
+    Attributes:
+        held: The same as a plain dict, to look things up in: a look-up in a cache of `cachetools` is a call or two.
+    """
 
     def __init__(self, maxsize: int) -> None:
         super().__init__(maxsize)
+        self.held: dict[str, Held] = {}
         self._tags: dict[str, Sequence[str]] = {}
         self._tagged: dict[str, set[str]] = {}
 
-    def note_tags(self, op: str, tags: Sequence[str]) -> None:
-        """Note what invalidates *op*, which was just put in."""
-        self._tags[op] = tags
-        for tag in tags:
-            self._tagged.setdefault(tag, set()).add(op)
+    def add(self, op: str, held: Held, tags: Sequence[str]) -> None:
+        """Keep *held*, in place of what was there, until it or one of its *tags* is invalidated."""
+        self.discard(op)
+        self[op] = self.held[op] = held
+        if tags:
+            self._tags[op] = tags
+            for tag in tags:
+                self._tagged.setdefault(tag, set()).add(op)
 
     def tagged(self, tag: str) -> tuple[str, ...]:
         """Return the ops that have *tag*."""
         return tuple(self._tagged.get(tag, ()))
 
-    def __delitem__(self, op: str) -> None:  # evictions come this way too
-        super().__delitem__(op)
+    def discard(self, op: str) -> None:
+        """Let *op* go, if it is there."""
+        if op in self.held:
+            del self[op]
+            self._bury(op)
+
+    def popitem(self) -> tuple[str, Held]:
+        """Make room: evict the oldest, but for those that were used since, a few at a time."""
+        op, held = super().popitem()
+        for _ in range(_SPARED):
+            if not held.used:
+                break
+            held.used = False
+            self[op] = held
+            op, held = super().popitem()
+        self._bury(op)
+        return op, held
+
+    def _bury(self, op: str) -> None:
+        self.held.pop(op).kill()
         for tag in self._tags.pop(op, ()):
             ops = self._tagged[tag]
             ops.discard(op)
@@ -48,59 +79,80 @@ class Memory:
     Args:
         maxsize: How many entries are kept.
         clock: Monotonic seconds.
+        loop: The event loop; without one, fronts are of no use.
 
     Attributes:
         maxsize: As given.
-        trusted_until: Instant up to which invalidations would have reached us; after that, everything is dropped,
-            and what comes in lives for a second at most. For ever, where there is nobody to tell us.
     """
 
-    __slots__ = ("_clock", "_entries", "_longest", "maxsize", "on_lapse", "trusted_until")
+    __slots__ = ("__weakref__", "_clock", "_entries", "_era", "_fronts", "_longest", "maxsize", "on_lapse")
 
-    def __init__(self, maxsize: int, clock: Callable[[], float]) -> None:
+    def __init__(self, maxsize: int, clock: Callable[[], float], loop: asyncio.AbstractEventLoop | None = None) -> None:
         self.maxsize = maxsize
         self._entries = _Entries(maxsize)
         self._clock = clock
         self._longest = inf
-        self.trusted_until = inf
+        self._era = Era(clock, None if loop is None else ref(loop))
+        self._fronts: WeakSet[Front] = WeakSet()
         self.on_lapse: Callable[[], object] = bool
+        # A front lives as long as its function, and would keep values of a memory that is gone.
+        finalize(self, _drop_all, self._fronts).atexit = False
 
-    def get(self, op: str) -> Entry[Any] | None:
+    @property
+    def trusted_until(self) -> float:
+        """Instant up to which invalidations would have reached us.
+
+        After that, everything is dropped, and what comes in lives for a second at most. For ever, where there is
+        nobody to tell us.
+        """
+        return self._era.trusted_until
+
+    def get(self, op: str) -> Held | None:
         """Return the fresh entry of *op*, or `None`."""
-        try:
-            entry = self._entries[op]
-        except KeyError:
+        held = self._entries.held.get(op)
+        if held is None:
             return None
         now = self._clock()
-        if now >= self.trusted_until:
+        if now >= self._era.trusted_until:
             self._lapse()
             return None
-        if now < entry.fresh_until:
-            return entry
-        del self._entries[op]
+        if now < held.fresh_until:
+            held.used = True
+            return held
+        self._entries.discard(op)
         return None
+
+    def show(self, front: Front, args: tuple[Any, ...], held: Held) -> None:
+        """Let *front* answer calls with *args* by itself, as long as *held* is fresh and kept here.
+
+        A front answers in one event loop: the first that asks, until that is over. The others do without.
+        """
+        if front.era is not self._era:
+            if front.era is not None and not _is_over(front.era):
+                return
+            front.serve(self._era)
+            self._fronts.add(front)
+        front.note(args, held)
 
     def put(self, op: str, value: object, life: float, tags: Sequence[str] = ()) -> None:
         """Keep *value* for *life* seconds."""
         now = self._clock()
-        if now >= self.trusted_until:
+        if now >= self._era.trusted_until:
             self._lapse()
-        self._entries.pop(op, None)  # with its tags
-        self._entries[op] = Entry(value, now + min(life, self._longest))
-        if tags:
-            self._entries.note_tags(op, tags)
+        self._entries.add(op, Held(value, now + min(life, self._longest)), tags)
 
     def drop(self, op: str) -> None:
         """Forget *op*."""
-        self._entries.pop(op, None)
+        self._entries.discard(op)
 
     def drop_tagged(self, tag: str) -> None:
         """Forget every op that has *tag*."""
         for op in self._entries.tagged(tag):
-            del self._entries[op]
+            self._entries.discard(op)
 
     def clear(self) -> None:
         """Forget everything."""
+        _drop_all(self._fronts)
         self._entries = _Entries(self.maxsize)
 
     def _lapse(self) -> None:
@@ -109,19 +161,31 @@ class Memory:
 
     def trust(self, until: float) -> None:
         """Believe that invalidations reach us, until that instant."""
-        if self._clock() >= self.trusted_until:  # a silence that nobody noticed
+        if self._clock() >= self._era.trusted_until:  # a silence that nobody noticed
             self._lapse()
         self._longest = inf
-        self.trusted_until = until
+        self._era.trusted_until = until
 
     def distrust(self) -> None:
         """Forget everything, and keep what comes for no longer than a second, until there is trust again."""
         self.clear()
         self._longest = UNTRUSTED_LIFE
-        self.trusted_until = inf
+        self._era.trusted_until = inf
 
     def __contains__(self, op: str) -> bool:
-        return op in self._entries
+        return op in self._entries.held
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self._entries.held)
+
+
+def _is_over(era: Era) -> bool:
+    """Whether the event loop that *era* belongs to will never run again."""
+    loop = None if era.loop is None else era.loop()
+    return loop is None or loop.is_closed()
+
+
+def _drop_all(fronts: WeakSet[Front]) -> None:
+    for front in fronts:
+        front.drop()
+    fronts.clear()

@@ -56,6 +56,7 @@ class Operation:
         "_proven",
         "counters",
         "has_tags",
+        "is_batched",
         "name",
         "policy",
         "vary",
@@ -80,6 +81,7 @@ class Operation:
         self.counters = counters
         self.vary = tuple(vary)
         self.has_tags = has_tags
+        self.is_batched = False  # its flights load in batches, and those are what is counted and limited
         self._codec = codec
         self._annotation = annotation
         self._proven: set[type] = set()

@@ -46,6 +46,7 @@ class Registry:
                 answer differently.
         """
         function = owner.__wrapped__
+        function = getattr(function, "loader", function)  # of one id: what loads many
         claim = _Claim(
             ref(owner),
             f"{function.__module__}.{function.__qualname__}",

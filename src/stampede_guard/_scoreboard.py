@@ -10,12 +10,15 @@ After *singleflight* (golang.org/x/sync) and the debouncer of "Avoiding cache st
 
 import asyncio
 import logging
+import sys
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import Context, ContextVar
+from functools import partial
 from typing import Any, Generic, TypeVar, cast, final
 from weakref import ref
 
+from ._deadlines import Budgets
 from ._failure import Failure
 from ._policy import Duration, OnAbandon, Policy
 from ._stats import Counters, Stats, snapshot
@@ -27,6 +30,12 @@ Load = Callable[[], Awaitable[T]]
 logger = logging.getLogger("stampede_guard")
 
 _LANDED, _GAVE_UP = "landed", "gave up"
+_UNTIMED = nullcontext()
+_FEW = 64  # waiters who have left, and are not worth the search
+# What makes a task that begins inside its own creation, where Python can.
+_eager_task: Callable[..., asyncio.Task[None]] | None = (
+    partial(cast("Any", asyncio.Task), eager_start=True) if sys.version_info >= (3, 12) else None
+)
 _GRACE = 1.0  # seconds that a cancelled load gets for its clean-up when its scoreboard is drained
 
 # The flight whose loader the running code belongs to; weak, since connections and tasks that a loader opens keep its
@@ -42,16 +51,20 @@ class Flight(Generic[T]):
         "__weakref__",
         "_counters",
         "_failure",
+        "_present",
         "_value",
         "_waiters",
         "_was_joined",
         "awaits",
         "board",
+        "is_held",
+        "is_over",
         "is_refresh",
         "is_urgent",
         "landed",
         "loop",
         "on_abandon",
+        "on_held",
         "op",
         "outer",
         "place",
@@ -59,40 +72,88 @@ class Flight(Generic[T]):
         "task",
     )
 
-    def __init__(self, board: "Scoreboard", op: str, counters: Counters, on_abandon: OnAbandon) -> None:
+    def __init__(
+        self,
+        board: "Scoreboard",
+        op: str,
+        counters: Counters,
+        on_abandon: OnAbandon,
+        outer: "ref[Flight[Any]] | None",
+    ) -> None:
         self.op = op
         self.on_abandon: OnAbandon = on_abandon
         self.is_refresh = False
+        self.is_held = False  # it waits for a load in another process
+        self.on_held: Callable[[], object] | None = None
         self.tags: Sequence[str] = ()
         self.landed = False
+        self.is_over = False  # its task has ended; a load that ignores its cancellation goes on after the landing
         self.board = board
         self._counters = counters
         self.loop = asyncio.get_running_loop()
-        self.task: asyncio.Task[T] | None = None
-        self._waiters: set[asyncio.Future[str]] = set()
+        self.task: asyncio.Task[None] | None = None
+        # In the order in which they came; who leaves early is done, and counted out. A set of them would take ten
+        # times the memory, and finding one in the list would take time.
+        self._waiters: list[asyncio.Future[str]] = []
+        self._present = 0
         self._was_joined = False
-        self.outer = _current.get()  # the flight whose loader launched this one
+        self.outer = outer  # the flight whose loader launched this one
         self.awaits: dict[object, Flight[Any]] = {}  # what this one's loader waits for, by the calls that wait
         self.place: asyncio.Future[bool] | None = None  # in a limiter's queue
-        self.is_urgent = _is_urgent(self.outer)  # it holds a slot, or one that does waits for it: it may not queue
+        # It holds a slot, or one that does waits for it: it may not queue.
+        self.is_urgent = outer is not None and _is_urgent(outer)
         self._value: T | None = None
         self._failure: Failure | None = None
 
-    def take_off(self, load: Coroutine[Any, Any, T], context: Context) -> None:
+    def take_off(self, load: Callable[["Flight[T]"], Awaitable[T]], context: Context) -> None:
         """Run *load* in a task of its own, so that it belongs to no caller."""
         self._counters.in_flight += 1
         context.run(_current.set, ref(self))
+        run = self._run(load)
         try:
-            self.task = self.loop.create_task(load, name=f"load {self.op}", context=context)
+            self.task = self._new_task(run, context)
         except BaseException as error:  # a task factory that refuses, or an eager load that stops the loop
-            load.close()
-            self.board.retire(self)
-            self._land(None, LoadCancelled(f"{self.op}: the load was ended by {type(error).__name__}"))
+            run.close()
+            self._finish(None, self._ended_by(error))
             raise
         if self.task.done():  # an eager task that never had to wait
-            self._finish(self.task)
+            self._end(self.task)
         else:
-            self.task.add_done_callback(self._finish)
+            self.task.add_done_callback(self._end)
+
+    def _new_task(self, run: Coroutine[Any, Any, None], context: Context) -> asyncio.Task[None]:
+        """Return the task of the load, begun already where that can be: most of its price is the turn of the loop.
+
+        It begins later within another load, as each would lie deeper in the stack; where an error is dealt with,
+        which would become the context of whatever the load raises; and where a factory says how tasks are made.
+        """
+        loop, name = self.loop, f"load {self.op}"
+        may_begin = self.outer is None and sys.exception() is None and loop.get_task_factory() is None
+        if may_begin and _eager_task is not None:
+            return _eager_task(run, loop=loop, name=name, context=context)
+        return loop.create_task(run, name=name, context=context)
+
+    async def _run(self, load: Callable[["Flight[T]"], Awaitable[T]]) -> None:
+        """Run *load*, and settle everybody in its last step: the task's callbacks come an iteration later."""
+        try:
+            value = await load(self)
+        except Exception as error:  # noqa: BLE001  # whatever it is, it is the waiters'
+            self._finish(None, error)
+        else:
+            self._finish(value, None)
+
+    def _end(self, task: asyncio.Task[None]) -> None:
+        """Settle everybody if the load did not: it was cancelled, perhaps before it began, or stops the loop."""
+        self.task = None
+        if self.is_over:
+            return
+        if task.cancelled():
+            self._finish(None, LoadCancelled(f"{self.op}: the load was cancelled"))
+        else:
+            self._finish(None, self._ended_by(cast("BaseException", task.exception())))
+
+    def _ended_by(self, error: BaseException) -> LoadCancelled:
+        return LoadCancelled(f"{self.op}: the load was ended by {type(error).__name__}")
 
     async def wait(self, timeout: float | None = None) -> T:  # noqa: ASYNC109  # one waiter's, not the load's
         """Wait for the answer, at most *timeout* seconds; leaving disturbs nobody else.
@@ -104,40 +165,101 @@ class Flight(Generic[T]):
             Exception: the loader's own error, an object of this waiter's own.
         """
         self._was_joined = True
-        if not self.landed:
-            inside = _still_up(_current.get())
-            if inside is None:
-                await self._sleep(timeout)
-            else:
-                with self._edge_from(inside):
-                    await self._sleep(timeout)
+        if not self.landed:  # all in one frame, and with few names in it: ten thousand waiters have as many of each
+            inside = self._waited_for_by(_current.get())
+            waiter = self._new_waiter()
+            if inside is not None:
+                inside.awaits[waiter] = self
+            timer = None if timeout is None else self.loop.call_later(timeout, _wake, waiter, _GAVE_UP)
+            try:
+                await waiter
+            finally:
+                if self._present:  # an answer has let go of them all
+                    self._leave(waiter)
+                if inside is not None:
+                    del inside.awaits[waiter]
+                if timer is not None:
+                    timer.cancel()
+            if waiter.result() is _GAVE_UP:
+                raise WaitTimeout(self._too_late(timeout))
         if self._failure is None:
             return cast("T", self._value)
-        failure, is_last = self._failure, not self._waiters
-        if is_last:
-            self._failure = None  # or error, traceback, this frame and the flight would hold each other
-        try:
-            raise failure.for_waiter(is_last=is_last)
-        finally:
-            del failure
+        raise self._failure_of_one()
 
-    async def _sleep(self, timeout: float | None) -> None:  # noqa: ASYNC109  # as above
-        if _is_urgent(_current.get()):
-            self.urge()
+    def _too_late(self, timeout: float | None) -> str:
+        return f"{self.op}: no answer within wait_timeout={timeout:g} s"
+
+    def _new_waiter(self) -> asyncio.Future[str]:
         waiter: asyncio.Future[str] = self.loop.create_future()
-        self._waiters.add(waiter)
-        timer = None if timeout is None else self.loop.call_later(timeout, _wake, waiter, _GAVE_UP)
-        try:
-            why = await waiter
-        finally:
-            self._waiters.discard(waiter)
-            if timer is not None:
-                timer.cancel()
-            if not self._waiters and not self.landed and self.on_abandon == "cancel":
-                self.abort(LoadCancelled(f"{self.op}: everybody who waited has left"))
-        if why is _GAVE_UP:
-            message = f"{self.op}: no answer within wait_timeout={timeout:g} s"
-            raise WaitTimeout(message)
+        self._waiters.append(waiter)
+        self._present += 1
+        return waiter
+
+    def join(self) -> asyncio.Future[str] | None:
+        """Return a waiter, for who waits for several flights, and has to `leave` each; `None` if it has landed.
+
+        Raises:
+            RecursiveLoad: the calling loader would wait for itself.
+        """
+        self._was_joined = True
+        if self.landed:
+            return None
+        self._waited_for_by(_current.get())
+        return self._new_waiter()
+
+    def leave(self, waiter: asyncio.Future[str]) -> None:
+        """Let go of a waiter of `join`."""
+        if self._present:
+            self._leave(waiter)
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it has landed with an error."""
+        return self._failure is not None
+
+    def answer(self) -> T:
+        """Return what it has landed with, or raise it, for a waiter that has left."""
+        if self._failure is not None:
+            raise self._failure_of_one()
+        return cast("T", self._value)
+
+    def _waited_for_by(self, current: "ref[Flight[Any]] | None") -> "Flight[Any] | None":
+        """Return the flight whose load is about to wait for this one, if that is still up.
+
+        Raises:
+            RecursiveLoad: that would close a circle.
+        """
+        if current is None:
+            return None
+        inside = _still_up(current)
+        if inside is not None and self._leads_to(inside):
+            message = f"{self.op}: its loader waits for itself" + ("" if inside is self else f", through {inside.op}")
+            raise RecursiveLoad(message)
+        if _is_urgent(current):
+            self.urge()
+        return inside
+
+    def _leave(self, waiter: asyncio.Future[str]) -> None:
+        self._present -= 1
+        waiter.cancel()  # unless it is done: its place in the list is free
+        if len(self._waiters) > 2 * self._present + _FEW:
+            self._waiters = [each for each in self._waiters if not each.done()]
+        if not self._present and not self.landed and self.on_abandon == "cancel":
+            self.abort(LoadCancelled(f"{self.op}: everybody who waited has left"))
+
+    def _failure_of_one(self) -> Exception:
+        """Return the error for a waiter that has left the others."""
+        failure, is_last = self._failure, not self._present
+        assert failure is not None
+        if is_last:
+            self._failure = None  # or error, traceback, the waiter's frame and the flight would hold each other
+        return failure.for_waiter(is_last=is_last)
+
+    def hold(self) -> None:
+        """Take note that it waits for a load in another process; who would load together with it need not wait too."""
+        self.is_held = True
+        if self.on_held is not None:
+            self.on_held()
 
     def urge(self) -> None:
         """Let it, and whatever it waits for, queue no longer: somebody with a slot for loads waits for it."""
@@ -152,21 +274,16 @@ class Flight(Generic[T]):
                 flight.place.set_result(False)
             ahead += flight.awaits.values()
 
-    @contextmanager
-    def within(self, timeout: float | None) -> Generator[None]:
+    def within(self, timeout: float | None) -> AbstractContextManager[None]:
         """End the flight with `LoadTimeout` when the block takes longer than *timeout* seconds.
 
         The flight ends even if the load ignores its cancellation.
         """
-        if timeout is None:
-            yield
-            return
-        error = LoadTimeout(f"{self.op}: the loader took longer than load_timeout={timeout:g} s")
-        timer = self.loop.call_later(timeout, self.abort, error)
-        try:
-            yield
-        finally:
-            timer.cancel()
+        return _UNTIMED if timeout is None else self.board.budgets.of(self, timeout)
+
+    def run_out(self, budget: float) -> None:
+        """End: the load has taken longer than *budget* seconds."""
+        self.abort(LoadTimeout(f"{self.op}: the loader took longer than load_timeout={budget:g} s"))
 
     def abort(self, error: Exception) -> None:
         """Settle everybody with *error* and cancel the load.
@@ -179,23 +296,17 @@ class Flight(Generic[T]):
 
     def strand(self) -> None:
         """Write off a flight whose event loop was closed over it: nobody is left to be told."""
-        self._waiters.clear()
+        self._waiters, self._present = [], 0
         self.board.retire(self)
         self._land(None, LoadCancelled(f"{self.op}: its event loop was closed"))
 
-    def _finish(self, task: asyncio.Task[T]) -> None:
-        """Settle everybody, whichever way the load ended."""
+    def _finish(self, value: T | None, error: Exception | None) -> None:
+        """Settle everybody: the load is over."""
         self.board.retire(self)
+        self.is_over = True
         self.is_urgent = False  # what the load has left behind queues like everybody
-        self.task = None  # it holds the error, whose traceback leads back here
-        if task.cancelled():
-            self._land(None, LoadCancelled(f"{self.op}: the load was cancelled"))
-        elif (error := task.exception()) is None:
-            self._land(task.result(), None)
-        elif isinstance(error, Exception):
-            self._land(None, error)
-        else:  # KeyboardInterrupt and its like stop the loop; they are not the waiters' errors
-            self._land(None, LoadCancelled(f"{self.op}: the load was ended by {type(error).__name__}"))
+        self.task = None  # it holds the load's frames, which hold this
+        self._land(value, error)
 
     def _land(self, value: T | None, error: Exception | None) -> None:
         if self.landed:
@@ -203,26 +314,18 @@ class Flight(Generic[T]):
         self.landed = True
         self.board.clear(self)
         self._counters.in_flight -= 1
-        self._counters.abandoned += self._was_joined and not self._waiters
-        self._value = value
-        if error is not None:
+        waiters, self._waiters = self._waiters, []
+        if self._was_joined and not self._present:
+            self._counters.abandoned += 1
+        if error is None:
+            self._value = value
+            self._present = 0  # nobody has to say that they leave
+        else:
             self._counters.failures += 1
             self._failure = Failure(error)
-        for waiter in self._waiters:
-            _wake(waiter, _LANDED)
-
-    @contextmanager
-    def _edge_from(self, inside: "Flight[Any]") -> Generator[None]:
-        """Note that the load of *inside* waits for this flight, unless that would close a circle."""
-        if self._leads_to(inside):
-            message = f"{self.op}: its loader waits for itself" + ("" if inside is self else f", through {inside.op}")
-            raise RecursiveLoad(message)
-        call = object()
-        inside.awaits[call] = self
-        try:
-            yield
-        finally:
-            del inside.awaits[call]
+        for waiter in waiters:
+            if not waiter.done():  # its caller was cancelled in this very tick
+                waiter.set_result(_LANDED)
 
     def _leads_to(self, other: "Flight[Any]") -> bool:
         """Whether the load waits, directly or through others, for *other*."""
@@ -235,7 +338,7 @@ class Flight(Generic[T]):
         return other in seen
 
     def __repr__(self) -> str:
-        return f"<Flight {self.op} {len(self._waiters)} waiters{', landed' if self.landed else ''}>"
+        return f"<Flight {self.op} {self._present} waiters{', landed' if self.landed else ''}>"
 
 
 def _still_up(flight: ref[Flight[Any]] | None) -> Flight[Any] | None:
@@ -244,15 +347,62 @@ def _still_up(flight: ref[Flight[Any]] | None) -> Flight[Any] | None:
     return None if referent is None or referent.landed else referent
 
 
-def _is_urgent(flight: ref[Flight[Any]] | None) -> bool:
+def _is_urgent(flight: ref[Flight[Any]]) -> bool:
     """Return whether the flight of the reference is urgent; one that was aborted still is, while it cleans up."""
-    referent = None if flight is None else flight()
+    referent = flight()
     return referent is not None and referent.is_urgent
 
 
 def _wake(waiter: asyncio.Future[str], why: str) -> None:
     if not waiter.done():  # its caller was cancelled in this very tick
         waiter.set_result(why)
+
+
+async def wait_all(flights: Sequence[Flight[Any]], timeout: float | None = None) -> list[Any]:  # noqa: ASYNC109
+    """Wait for several as `Flight.wait` does for one; return their answers.
+
+    Raises:
+        Exception: the error of the first that failed, in their order; the others are left.
+    """
+    with _joined(flights) as joined:
+        timer = None
+        if timeout is not None:
+            timer = asyncio.get_running_loop().call_later(timeout, _give_up, tuple(joined))
+        try:
+            for waiter, flight in joined.items():
+                if await waiter is _GAVE_UP:
+                    raise WaitTimeout(flight._too_late(timeout))  # noqa: SLF001  # a friend
+                if flight.has_failed:
+                    break
+        finally:
+            if timer is not None:
+                timer.cancel()
+    return [flight.answer() for flight in flights]
+
+
+@contextmanager
+def _joined(flights: Sequence[Flight[Any]]) -> Generator[dict[Any, Flight[Any]]]:
+    """Join those that are up, at once and not one after the other: what nobody has joined may be abandoned."""
+    joined: dict[Any, Flight[Any]] = {}
+    inside = _still_up(_current.get())
+    try:
+        for flight in flights:
+            waiter = flight.join()
+            if waiter is not None:
+                joined[waiter] = flight
+        if inside is not None:
+            inside.awaits = {**inside.awaits, **joined}
+        yield joined
+    finally:
+        for waiter, flight in joined.items():
+            flight.leave(waiter)
+            if inside is not None:
+                inside.awaits.pop(waiter, None)
+
+
+def _give_up(waiters: Sequence[asyncio.Future[str]]) -> None:
+    for waiter in waiters:
+        _wake(waiter, _GAVE_UP)
 
 
 class Scoreboard:
@@ -278,6 +428,7 @@ class Scoreboard:
     ) -> None:
         self._policy = Policy.of({"load_timeout": load_timeout, "wait_timeout": wait_timeout, "on_abandon": on_abandon})
         self._counters = Counters()
+        self.budgets = Budgets()
         self._flights: dict[str, Flight[Any]] = {}
         self._up: set[Flight[Any]] = set()  # all that still run, the forgotten ones too
 
@@ -297,15 +448,14 @@ class Scoreboard:
         if not callable(load):
             message = f"{op}: give debounce a function that starts the load, as in `lambda: fetch(7)`, not {load!r}"
             raise ConfigurationError(message)
-        flight = self.current(op)
+        flight: Flight[T] | None = self.current(op)
         if flight is not None:
             self._counters.joins += 1
         else:
-            flight = self.launch(op, lambda flight: self._run(flight, load), self._counters, self._policy.on_abandon)
-        answer: T = await flight.wait(self._policy.wait_timeout)
-        return answer
+            flight = self.launch(op, partial(self._run, load), self._counters, self._policy.on_abandon)
+        return await flight.wait(self._policy.wait_timeout)
 
-    async def _run(self, flight: Flight[T], load: Load[T]) -> T:
+    async def _run(self, load: Load[T], flight: Flight[T]) -> T:
         with flight.within(self._policy.load_timeout):
             self._counters.loads += 1
             return await load()
@@ -346,19 +496,21 @@ class Scoreboard:
         Raises:
             RecursiveLoad: the running code belongs to a load of *op*, which would go on to launch itself for ever.
         """
-        self._check_recursion(op)
+        outer = _current.get()
+        if outer is not None:
+            self._check_recursion(op, outer)
         counters.executions += 1
-        flight: Flight[T] = Flight(self, op, counters, on_abandon)
+        flight: Flight[T] = Flight(self, op, counters, on_abandon, outer)
         flight.is_refresh = is_refresh
         flight.tags = tags
         if not is_private:
             self._flights[op] = flight  # before take-off: an eager task may land inside its own creation
         self._up.add(flight)
-        flight.take_off(load(flight), Context() if context is None else context)
+        flight.take_off(load, Context() if context is None else context)
         return flight
 
-    def _check_recursion(self, op: str) -> None:
-        flight = _still_up(_current.get())
+    def _check_recursion(self, op: str, outer: "ref[Flight[Any]]") -> None:
+        flight = _still_up(outer)
         while flight is not None:
             if flight.op == op and flight.board is self:
                 message = f"{op}: its loader calls itself"

@@ -129,13 +129,17 @@ class Site:
         return self.board.launch(f"{announced.key} (invalidation)", carry_out, _UNCOUNTED, "finish", is_private=True)
 
 
+def _nobody() -> None:
+    """Stand for a weak reference to nothing."""
+
+
 class Sites:
     """The sites of one guard."""
 
     def __init__(self) -> None:
         self._sites: WeakKeyDictionary[asyncio.AbstractEventLoop, Site] = WeakKeyDictionary()
         self._lock = Lock()
-        self._last: Site | None = None
+        self._last: Callable[[], Site | None] = _nobody  # weak: a site has to die with its loop
 
     def here(self) -> Site | None:
         """Return the running loop's site, if it has one.
@@ -144,19 +148,20 @@ class Sites:
             RuntimeError: no event loop is running.
         """
         loop = asyncio.get_running_loop()
-        last = self._last  # read once: another thread may replace it between two looks
+        last = self._last()
         if last is not None and last.loop() is loop:
             return last
         with self._lock:
             site = self._sites.get(loop)
-        self._last = site
+        if site is not None:
+            self._last = ref(site)
         return site
 
     def add(self, site: Site) -> None:
         """Make *site* the running loop's."""
         with self._lock:
             self._sites[asyncio.get_running_loop()] = site
-        self._last = site
+        self._last = ref(site)
 
     def remove(self, site: Site) -> bool:
         """Let go of *site*, unless the running loop has another by now; return whether it was let go."""
@@ -165,7 +170,7 @@ class Sites:
             if self._sites.get(loop) is not site:
                 return False
             del self._sites[loop]
-        self._last = None
+        self._last = _nobody
         return True
 
     def tell(self, change: Callable[[Site], object]) -> None:

@@ -3,8 +3,10 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from ._front import Tally
 
-class Counters:
+
+class Counters(Tally):
     """One operation's live counters; plain attributes, so that a hit pays one addition."""
 
     __slots__ = (
@@ -13,7 +15,6 @@ class Counters:
         "failures",
         "in_flight",
         "joins",
-        "l1_hits",
         "l2_errors",
         "l2_hits",
         "l2_misses",
@@ -25,7 +26,7 @@ class Counters:
     )
 
     def __init__(self) -> None:
-        self.l1_hits = 0
+        super().__init__()
         self.joins = 0
         self.executions = 0
         self.l2_hits = 0
@@ -109,7 +110,7 @@ class Stats:
         return f"<Stats {', '.join([sentence, *troubles])}, {self.in_flight:,} in flight>"
 
 
-_NAMES = Counters.__slots__
+_NAMES = ("l1_hits", *Counters.__slots__)
 
 
 def snapshot(counters: Counters) -> Stats:

@@ -14,7 +14,8 @@ StampedeGuardError
     ├── LoadTimeout (also a TimeoutError)    the loader took longer than `load_timeout`
     ├── LoadCancelled                        the loader was cancelled, by itself or at shut-down
     ├── LoadFailed                           the loader's own error could not be copied for this waiter
-    └── RecursiveLoad                        the loader waits for itself
+    ├── RecursiveLoad                        the loader waits for itself
+    └── WrongAnswer (also a TypeError)       a loader of many ids returned something else than values for these ids
 ```
 
 A loader's own error is none of these: it reaches every waiter as what it is.
@@ -35,6 +36,7 @@ __all__ = (
     "RecursiveLoad",
     "StampedeGuardError",
     "WaitTimeout",
+    "WrongAnswer",
     "WrongLoop",
 )
 
@@ -93,3 +95,7 @@ class LoadFailed(LoadError):
 
 class RecursiveLoad(LoadError):
     """A loader waits, directly or through others, for its own flight."""
+
+
+class WrongAnswer(LoadError, TypeError):
+    """A loader of many ids returned no mapping, or a value for an id that it was not asked for."""

@@ -176,4 +176,4 @@ def test_serving_needs_nothing_but_python(number: signal.Signals) -> None:
     assert 200 == menu.status_code
     assert "Traceback" not in said
     assert processes
-    assert [] == psutil.wait_procs(processes, timeout=10)[1]
+    assert [] == psutil.wait_procs(processes, timeout=30)[1]

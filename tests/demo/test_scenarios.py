@@ -102,7 +102,7 @@ def server_that_notes_paths(*, has_menus: bool = True) -> Generator[tuple[str, l
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_scenario_runs_alone(scenario: str, service: Service, locust: Locust, recorded: Path) -> None:
-    """Each scenario runs with plain Locust against a real service, and every answer is right."""
+    """Each scenario runs with plain Locust on a real service, every answer is right; one tells what it spared."""
     before = service.counts()
 
     process = locust(scenario, {"--host": service.url})
@@ -113,13 +113,7 @@ def test_scenario_runs_alone(scenario: str, service: Service, locust: Locust, re
     assert samples.outcome.size
     assert {1} == set(samples.outcome)
     assert service.counts().since(before).calls >= len(samples.latency)
-
-
-def test_mixed_ids_tell_how_many_executions_were_spared(service: Service, locust: Locust) -> None:
-    """The scenario of the article's second experiment prints calls against executions."""
-    said, _ = locust("mixed_ids", {"--host": service.url}).communicate()
-
-    assert "% spared" in said
+    assert (scenario == "mixed_ids") == ("% spared" in said)  # the article's second experiment
 
 
 def test_warmed_up_asks_for_every_menu_before(locust: Locust, recorded: Path) -> None:
@@ -204,7 +198,7 @@ def test_rolling_restart_loses_no_request(
     before = service.counts()
     with running_service("on", servers, tmp_path / "log") as first:
         process = locust("rolling_restart", {"--host": first.url, "--hosts": service.url, "--window": 2})
-        wait_until(lambda: first.counts().calls > 0, "the first service to be asked")
+        wait_until(lambda: first.counts().calls > 0, "the first service to be asked", deadline=30)
     process.communicate()
 
     samples = Samples.read(recorded)
@@ -286,7 +280,7 @@ def test_interrupted_fault_leaves_nothing_behind(
 
     assert 1 == process.returncode
     assert children
-    assert [] == psutil.wait_procs(children, timeout=10)[1]
+    assert [] == psutil.wait_procs(children, timeout=30)[1]
     assert [] == list((tmp_path / "folders").iterdir())
 
 

@@ -235,6 +235,91 @@ async def test_processes_share_a_load_unless_the_lease_is_off(
     assert 1 == len({response.content for response in responses})
 
 
+@EVERY_MODE
+def test_a_list_of_restaurants(make_settings: MakeSettings, serve: Serve, mode: Mode) -> None:
+    """A list has the restaurants in the order asked, each once, and says which ids none has; cold and cached."""
+    with serve(make_settings(guard=mode)) as url, httpx.Client(base_url=url) as client:
+        answers = [client.get("/restaurants?ids=5,3,9999,5,4").json() for _ in range(2)]
+        menu = client.get("/restaurants/3/menu").json()
+
+    items = [item for category in menu["categories"] for item in category["items"] if item["available"]]
+    expected = {
+        "restaurant_id": 3,
+        **{name: menu[name] for name in ("restaurant", "cuisine", "currency", "version")},
+        "available_items": len(items),
+        "lowest_price_cents": min(item["price_cents"] for item in items),
+    }
+    assert [5, 3, 4] == [restaurant["restaurant_id"] for restaurant in answers[0]["restaurants"]]
+    assert [9999] == answers[0]["missing"]
+    assert expected == answers[0]["restaurants"][1]
+    assert answers[0] == answers[1]
+
+
+def test_a_list_costs_one_query_for_what_is_not_cached(make_settings: MakeSettings, serve: Serve) -> None:
+    """Of a hundred restaurants, those that no list has shown yet are read together; a second process finds them all."""
+    settings = make_settings()
+    queries: list[int] = []
+    first_ids, all_ids = (",".join(map(str, range(1, last))) for last in (41, 101))
+    for ids in ((first_ids, all_ids, all_ids), (all_ids,)):
+        with serve(settings) as url, httpx.Client(base_url=url) as client:
+            for each in ids:
+                before = client.get("/stats").json()["postgres_queries"]
+                client.get(f"/restaurants?ids={each}").raise_for_status()
+                queries.append(client.get("/stats").json()["postgres_queries"] - before)
+
+    assert [1, 1, 0, 0] == queries
+
+
+@EVERY_MODE
+def test_a_list_shows_a_change(make_settings: MakeSettings, serve: Serve, mode: Mode) -> None:
+    """After a change was answered, neither the list nor the menu is an old one; nor in another process."""
+    settings = make_settings(guard=mode)
+    with serve(settings) as url, serve(settings) as other, httpx.Client() as client:
+        item = first_item(client.get(f"{url}/restaurants/47/menu"))
+        before = [client.get(f"{each}/restaurants?ids=46,47").json()["restaurants"] for each in (url, other)]
+        change = {"available": not item["available"], "price_cents": 1}
+        changed = client.patch(f"{url}/restaurants/47/items/{item['id']}", json=change).json()["menu_version"]
+        after = client.get(f"{url}/restaurants?ids=46,47").json()["restaurants"]
+        wait_until(
+            lambda: changed == client.get(f"{other}/restaurants?ids=47").json()["restaurants"][0]["version"],
+            "the other process to hear of it",
+        )
+        menu = client.get(f"{url}/restaurants/47/menu").json()
+
+    assert before[0] == before[1]
+    assert before[0][0] == after[0]
+    assert changed == before[0][1]["version"] + 1 == after[1]["version"] == menu["version"]
+    assert 1 == abs(before[0][1]["available_items"] - after[1]["available_items"])
+
+
+@pytest.mark.parametrize(
+    ("ids", "message"),
+    [
+        ("", "'' is no id; give numbers up to 2147483647, separated by commas"),
+        ("1,,2", "'' is no id"),
+        ("1,seven", "'seven' is no id"),
+        ("-1", "'-1' is no id"),
+        ("1, 2", "' 2' is no id"),
+        ("1;DROP TABLE menus", "'1;DROP TABLE menus' is no id"),
+        ("\u0663", "is no id"),
+        (str(2**31), "'2147483648' is no id"),
+        ("9" * 1000, "'99999999999999999999' is no id"),
+        (",".join(["1"] * 101), "101 ids; give at most 100"),
+    ],
+)
+def test_a_list_of_what_cannot_be_ids(client: httpx.Client, ids: str, message: str) -> None:
+    """Nonsense, numbers that Postgres could not hold and lists without end are refused before anything is read."""
+    response = client.get("/restaurants", params={"ids": ids})
+
+    assert 422 == response.status_code
+    assert message in response.json()["detail"]
+
+
+def test_a_list_without_ids(client: httpx.Client) -> None:
+    """Which restaurants has to be said."""
+    assert 422 == client.get("/restaurants").status_code
+
+
 def test_a_change_of_name_and_availability(client: httpx.Client) -> None:
     """Whatever else the change names is changed, too."""
     item = first_item(client.get("/restaurants/17/menu"))

@@ -43,10 +43,10 @@ async def until_after(is_so_there: Callable[[], object], is_so: Callable[[], obj
 
 
 @asynccontextmanager
-async def opened(url: str) -> AsyncIterator[Topology]:
+async def opened(url: str, limits: Limits = LIMITS) -> AsyncIterator[Topology]:
     """Yield the topology of *url*, open; afterwards it has left no task behind."""
     tasks = asyncio.all_tasks()
-    topology = make_topology(parse_url(url), LIMITS, monotonic)
+    topology = make_topology(parse_url(url), limits, monotonic)
     try:
         await topology.open()
         yield topology

@@ -1,19 +1,24 @@
 """Cluster: slots that move, primaries that die, and nodes that tell an old map."""
 
+import asyncio
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import redis.exceptions
 from polling import LIMITS, Scripted, opened, read, reads, until, until_after
 from redis.asyncio.connection import Connection
 from redis.crc import key_slot
+from stored import find, put
 
 from demo_api.servers import HOST, ValkeyServer, free_port, valkey_server
 from demo_api.topologies import SLOTS, Valkeys, ask, leads, valkey_cluster
 from stampede_guard import ConfigurationError, Guard
-from stampede_guard.stores import Refused
+from stampede_guard._messages import new_token
+from stampede_guard.stores import Refused, _cluster
 from stampede_guard.stores._cluster import Cluster
 from stampede_guard.stores._node import Node, Redirected
+from stampede_guard.stores._parcel import Look
 from stampede_guard.stores._topology import Topology
 from stampede_guard.stores._urls import make_topology, parse_url
 from stampede_guard.stores.redis import RedisStore
@@ -66,7 +71,7 @@ def assign(servers: Valkeys, slot: int, owner: ValkeyServer) -> None:
         ask(server, "CLUSTER", "SETSLOT", slot, "NODE", name)
 
 
-async def give_back(servers: Valkeys, slot: int, owner: ValkeyServer) -> None:
+async def give(servers: Valkeys, slot: int, owner: ValkeyServer) -> None:
     """Give *slot* to *owner*, and wait until every node has heard of it: the next test begins with one map."""
     assign(servers, slot, owner)
 
@@ -125,31 +130,32 @@ async def test_moved_slot_is_followed(shared: Valkeys, key: str) -> None:
             reply = await write(topology, followed, key)
             ask(target, "DEL", key)
         finally:
-            await give_back(shared, slot_of(key), source)
+            await give(shared, slot_of(key), source)
 
         assert (source.port, target.port, b"OK") == (port_of(node), port_of(followed), reply)
         assert followed is topology.primary(key)
         assert generation + 1 == topology.generation
 
 
-async def test_map_is_looked_at_after_a_redirection(shared: Valkeys, key: str) -> None:
-    """The whole map is asked for again, so that the other slots that moved with it are known too."""
+async def test_map_is_looked_at_after_a_redirection(shared: Valkeys, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The whole map is asked for again at once, so that the other slots that moved with it are known too."""
+    monkeypatch.setattr(_cluster, "_PERIOD", 3600.0)
     source, target = shared.primaries[0], shared.primaries[1]
     other = next(f"o{number}" for number in range(1_000) if 0 <= slot_of(f"o{number}") < SLOTS // 3)
     async with opened(shared.url) as topology:
-        node = topology.primary(key)
-        for moved in (key, other):
-            assign(shared, slot_of(moved), target)
+        assert isinstance(topology, Cluster)
+        looks, node = topology._looks, topology.primary(key)
+        await until(lambda: topology.replica(key) and not looks._pending, "the looks that belong to the beginning")
         try:
+            for moved in (key, other):
+                await give(shared, slot_of(moved), target)
             refusal = await write(topology, node, key)
             assert isinstance(refusal, Redirected)
             await topology.follow(key, node, refusal)
-            took = await until(lambda: port_of(topology.primary(other)) == target.port, "the new map")
+            await until(lambda: port_of(topology.primary(other)) == target.port, "the new map")
         finally:
             for moved in (key, other):
-                await give_back(shared, slot_of(moved), source)
-
-    assert took < 1.5
+                await give(shared, slot_of(moved), source)
 
 
 async def test_slot_on_its_way_is_asked_for_there(shared: Valkeys, key: str) -> None:
@@ -219,7 +225,7 @@ async def test_guard_follows_a_slot(shared: Valkeys, namespace: str) -> None:
         stats = guard.stats()
         stored = ask(target, "EXISTS", f"sg1:{{{namespace}:{op}}}:v")
         await guard.invalidate(op)
-        await give_back(shared, slot, source)
+        await give(shared, slot, source)
 
     assert (0, 0, 1, 1) == (stats.l2_errors, stats.l2_skips, stats.loads, stored)
 
@@ -242,15 +248,51 @@ async def test_guard_and_a_slot_on_its_way(shared: Valkeys, namespace: str) -> N
     assert (b"soup", 1) == (answer, guard.stats().loads)
 
 
+@pytest.mark.parametrize("is_expected", [False, True])
+async def test_batches_and_a_slot_that_moved(
+    is_expected: bool,  # noqa: FBT001
+    shared: Valkeys,
+    namespace: str,
+) -> None:
+    """Of what is asked together, each node gets its share, and only what is redirected is asked elsewhere."""
+    store = RedisStore(shared.url, deadline=5, connect_timeout=5)
+    await store.open()
+    topology: Any = store._topology
+    keys = [f"sg1:{{{namespace}:menu-{number}}}" for number in range(60)]
+    await asyncio.gather(*(put(store, key, key.encode()) for key in keys))
+    moved = f"sg1:{{{namespace}:moved}}"
+    source = topology.primary(moved)
+    owner = next(server for server in shared.primaries if server.port == port_of(source))
+    target = next(server for server in shared.primaries if server is not owner)
+    for _ in range(8 if is_expected else 0):
+        await asyncio.gather(*(find(store, key) for key in keys * 3))
+    topology._looks._driver.cancel()
+    assign(shared, slot_of(moved), target)
+    try:
+        mark = f"{moved}:t"
+        found = await asyncio.gather(*(find(store, key) for key in [*keys[:30], moved, *keys[30:]]))
+        verdicts = await asyncio.gather(*(store.acquire(key, (mark,), new_token(), 60, b"", 60) for key in keys))
+        ask(target, "DEL", f"{moved}:l", mark)
+    finally:
+        await give(shared, slot_of(moved), owner)
+        await store.aclose()
+
+    assert found.pop(30) is None
+    assert [key.encode() for key in keys] == [stored.envelope for stored in found if stored is not None]
+    assert 1 == len({verdict.marks for verdict in verdicts})
+
+
 async def test_node_that_is_down_is_its_own_ops_trouble(key: str) -> None:
     """Without an answer of one node, commands to several fail as one; the others' connections are none the worse."""
     with valkey_server() as healthy:
         store = RedisStore(healthy.url, deadline=1, connect_timeout=1)
         dead = Node("Redis 2", Connection, {"host": HOST, "port": free_port()}, LIMITS)
         node = store._topology.primary(key)
+        await put(store, key, b"soup")
+        look = Look(key, (new_token(), 1000, b"", ""), 100, (f"{key}:t",), 1000)
         with pytest.raises(redis.exceptions.ConnectionError):
-            await store._spread([(node, (bytes, "PING")), (dead, (bytes, "PING"))])
-        assert [b"PONG"] == await store._spread([(node, (bytes, "PING"))])
+            await store._look(node, look, [dead])
+        assert await find(store, key) is not None
         await store.aclose()
 
 

@@ -6,7 +6,7 @@ A line that must not pass has a `type: ignore`, and both checkers are told to re
 # pyright: strict, reportUnnecessaryTypeIgnoreComment=true
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import timedelta
@@ -16,6 +16,7 @@ from asyncpg import Connection
 
 from stampede_guard import (
     Coalesced,
+    CoalescedMany,
     Codec,
     Entry,
     Guard,
@@ -25,6 +26,7 @@ from stampede_guard import (
     Stats,
     WaitTimeout,
     coalesce,
+    coalesce_many,
 )
 from stampede_guard.stores import Store
 from stampede_guard.testing import FaultStore, ManualClock
@@ -228,6 +230,76 @@ async def static_methods() -> None:
     assert_type(await Menus.alone_inside(7), Menu)
     assert_type(await Menus.alone_inside.refresh(7), Menu)
     await Menus.alone("x")  # type: ignore[arg-type]
+
+
+# ── Many ids ─────────────────────────────────────────────────────────────────────────────────────
+
+
+@coalesce_many("menu-{menu_id}", guard=guard, ttl=60, l2_ttl=300, max_batch=100, max_wait=timedelta(0))
+async def load_menus(menu_ids: list[int]) -> dict[int, Menu]:
+    """Decorated with options."""
+    return {menu_id: Menu(menu_id) for menu_id in menu_ids}
+
+
+@coalesce_many
+async def names_of(codes: Sequence[str]) -> Mapping[str, str | None]:
+    """Decorated bare."""
+    return dict.fromkeys(codes)
+
+
+class Shop:
+    """Has a loader of many among its methods."""
+
+    @coalesce_many("shop-{menu_id}", ttl=60)
+    async def load(self, menu_ids: list[int]) -> dict[int, Menu]:
+        """Decorated with options."""
+        return {menu_id: Menu(menu_id) for menu_id in menu_ids}
+
+    @coalesce_many
+    async def bare(self, menu_ids: list[int]) -> dict[int, Menu]:
+        """Decorated bare."""
+        return {menu_id: Menu(menu_id) for menu_id in menu_ids}
+
+
+async def many(shop: Shop) -> None:
+    """The types of ids and of values are the loader's."""
+    written: CoalescedMany[int, Menu] = load_menus
+    assert_type(await written([1, 2]), dict[int, Menu])
+    assert_type(await load_menus({1, 2}), dict[int, Menu])
+    assert_type(await load_menus(range(3)), dict[int, Menu])
+    assert_type(await load_menus.one(1), Menu | None)
+    assert_type(await load_menus.one.refresh(1), Menu | None)
+    assert_type(await load_menus.refresh([1]), dict[int, Menu])
+    assert_type(await load_menus.bypass([1]), dict[int, Menu])
+    assert_type(await load_menus.invalidate(1, 2), None)
+    assert_type(load_menus.peek(1), Entry[Menu | None] | None)
+    assert_type(load_menus.key(1), str)
+    assert_type(load_menus.tags(1), tuple[str, ...])
+    assert_type(load_menus.guard, Guard)
+    assert_type(await names_of(["a"]), dict[str, str | None])
+    assert_type(await shop.load([1]), dict[int, Menu])
+    assert_type(await shop.bare.one(1), Menu | None)
+
+
+async def wrong_many(shop: Shop) -> None:
+    """Ids are of the loader's type, and several."""
+    await load_menus(["x"])  # type: ignore[list-item]
+    await load_menus(1)  # type: ignore[arg-type]
+    await load_menus.one("x")  # type: ignore[arg-type]
+    await load_menus.invalidate("x")  # type: ignore[arg-type]
+    load_menus.key([1])  # type: ignore[arg-type]
+    await shop.load(["x"])  # type: ignore[list-item]
+
+
+async def of_one(menu_id: int) -> dict[int, Menu]:
+    """Take no list."""
+    return {menu_id: Menu(menu_id)}
+
+
+coalesce_many(of_one)  # type: ignore[arg-type]
+coalesce_many(load_menu)  # type: ignore[arg-type]
+coalesce_many(max_batch="7")  # type: ignore[call-overload]
+coalesce_many(ignore=("db",))  # type: ignore[call-overload]
 
 
 # ── Wrong decorations ────────────────────────────────────────────────────────────────────────────

@@ -207,6 +207,20 @@ async def test_giving_up_while_the_load_lands(pause: Pause) -> None:
         await hasty
 
 
+async def test_time_runs_out_in_the_tick_in_which_the_load_lands(monkeypatch: pytest.MonkeyPatch, pause: Pause) -> None:
+    """A waiter that was told of the landing has its answer, though its time was up before it could look."""
+    board, loop, clock = Scoreboard(wait_timeout=5), asyncio.get_running_loop(), ManualClock()
+    monkeypatch.setattr(loop, "time", clock)
+    landing = loop.create_future()
+
+    call = asyncio.create_task(board.debounce(OP, lambda: landing))
+    await pause()
+    landing.set_result("soup")  # the load goes on in the next iteration, before the timers that are due then
+    clock.advance(6)
+
+    assert "soup" == await call
+
+
 @pytest.mark.parametrize("is_first", [True, False])
 async def test_a_newcomer_as_the_last_one_leaves(is_first: bool, pause: Pause) -> None:  # noqa: FBT001
     """With "cancel": who joins before the last one is gone keeps the load; who comes after gets one of their own."""

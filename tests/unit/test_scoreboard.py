@@ -543,6 +543,125 @@ async def test_load_that_ends_its_own_flight_while_its_task_is_created() -> None
     assert ({}, set(), 0) == (board._flights, board._up, board.stats().in_flight)
 
 
+# When a load begins
+
+
+async def test_load_begins_at_once_where_it_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With eager tasks, which no factory has to make, a load that need not wait is over when it is launched."""
+    board, loop = Scoreboard(), asyncio.get_running_loop()
+    factory = loop.get_task_factory()
+    monkeypatch.setattr("stampede_guard._scoreboard._eager_task", lambda load, **_: at_once(loop, load))
+
+    async def load(_: Flight[str]) -> str:
+        return "soup"
+
+    loop.set_task_factory(None)
+    flight = board.launch(OP, load, Counters(), "finish")
+    loop.set_task_factory(factory)
+
+    assert flight.landed
+    assert "soup" == await flight.wait()
+
+
+async def test_load_begins_later_where_tasks_cannot_be_eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before Python 3.12 a load begins in the next iteration of the loop."""
+    board, loop = Scoreboard(), asyncio.get_running_loop()
+    factory = loop.get_task_factory()
+    monkeypatch.setattr("stampede_guard._scoreboard._eager_task", None)
+
+    async def load(_: Flight[str]) -> str:
+        return "soup"
+
+    loop.set_task_factory(None)
+    flight = board.launch(OP, load, Counters(), "finish")
+    loop.set_task_factory(factory)
+
+    assert not flight.landed
+    assert "soup" == await flight.wait()
+
+
+async def test_loads_within_loads_do_not_pile_up(task_factory: str) -> None:
+    """A chain of loads, each of which asks for the next at once, may be longer than the stack is deep."""
+    board, length = Scoreboard(), 500 if task_factory == "lazy" else 20  # an eager factory has them within each other
+
+    async def load(number: int) -> int:
+        return number and 1 + await board.debounce(f"{number - 1}", partial(load, number - 1))
+
+    assert length == await board.debounce("last", partial(load, length))
+
+
+async def test_what_the_launching_caller_deals_with_is_not_the_loads(task_factory: str) -> None:
+    """Whoever asks while they deal with an error does not make it the context of the load's error, which all get."""
+    board = Scoreboard()
+
+    async def fail() -> None:
+        raise ValueError("no menu")
+
+    async def ask() -> BaseException | None:
+        try:
+            raise KeyError("a secret of the caller")
+        except KeyError:
+            flight = board.launch(OP, lambda _: fail(), Counters(), "finish")
+        with pytest.raises(ValueError, match="no menu") as caught:
+            await flight.wait()
+        return caught.value.__context__
+
+    assert await ask() is None or task_factory == "eager"  # there it is the factory that begins the load
+
+
+async def test_load_cancelled_before_it_began() -> None:
+    """A load whose task is cancelled before its first step settles its waiters too."""
+    board, loop = Scoreboard(), asyncio.get_running_loop()
+    factory = loop.get_task_factory()
+
+    loop.set_task_factory(lambda loop, load, **options: asyncio.Task(load, loop=loop, **options))
+    flight = board.launch(OP, lambda _: never(), Counters(), "finish")
+    loop.set_task_factory(factory)
+    assert flight.task is not None
+    flight.task.cancel()
+
+    with pytest.raises(LoadCancelled, match="menu-7: the load was cancelled"):
+        await flight.wait()
+    assert ({}, set()) == (board._flights, board._up)
+
+
+async def test_who_has_left_takes_no_room() -> None:
+    """Callers that come and leave during a long load leave nothing behind, and the last one gets the answer."""
+    board, gate = Scoreboard(), Gate()
+    stays = asyncio.create_task(board.debounce("menu-7", gate.passage))
+    await gate.arrivals(1)
+    flight = board.current("menu-7")
+    assert flight is not None
+
+    for _ in range(10):
+        callers = [asyncio.create_task(board.debounce("menu-7", gate.passage)) for _ in range(100)]
+        await asyncio.sleep(0)
+        for caller in callers:
+            caller.cancel()
+        await asyncio.wait(callers)
+
+    assert len(flight._waiters) < 200
+    assert "1 waiters" in repr(flight)
+    gate.open()
+    await stays
+
+
+async def test_waiters_go_on_in_the_order_in_which_they_came() -> None:
+    """First come, first served: also of the answer."""
+    board, gate, served = Scoreboard(), Gate(), []
+
+    async def call(number: int) -> None:
+        await board.debounce(OP, gated(gate))
+        served.append(number)
+
+    calls = [asyncio.create_task(call(number)) for number in range(100)]
+    await gate.arrivals(1)
+    gate.open()
+    await asyncio.gather(*calls)
+
+    assert list(range(100)) == served
+
+
 # Draining
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Literal, NamedTuple, Protocol
 
-__all__ = ("LeasingStore", "Refused", "Store", "Stored", "Subscription", "Touched", "Verdict")
+__all__ = ("Crowded", "LeasingStore", "Refused", "Store", "Stored", "Subscription", "Touched", "Verdict")
 
 
 class Refused(Exception):  # noqa: N818  # a verdict of the store, not a fault in it
@@ -17,6 +17,10 @@ class Refused(Exception):  # noqa: N818  # a verdict of the store, not a fault i
 
     Anything else that a store raises counts against its node.
     """
+
+
+class Crowded(Exception):  # noqa: N818  # says nothing about the node
+    """There were too many operations before this one, and it was given up before the node heard of it."""
 
 
 class Stored(NamedTuple):

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from .._breaker import Breaker
 from .._stats import Counters
-from . import Refused
+from . import Crowded, Refused
 from ._patience import Patience
 
 T = TypeVar("T")
@@ -53,7 +53,10 @@ class Asking:
         Raises:
             NoAnswer: there was none.
         """
-        await self._queue(counters)
+        if self._slots.locked():
+            await self._queue(counters)
+        else:
+            await self._slots.acquire()  # at once
         try:
             # Now, not before the queue: should the store hang, those who queue leave as soon as that is known.
             breaker = self.breaker(node)
@@ -66,9 +69,6 @@ class Asking:
 
     async def _queue(self, counters: Counters) -> None:
         """Wait for a slot. A burst has to queue somewhere, and a database has fewer connections than this."""
-        if not self._slots.locked():
-            await self._slots.acquire()  # at once
-            return
         try:
             async with Patience(_QUEUE):
                 await self._slots.acquire()
@@ -79,6 +79,10 @@ class Asking:
     async def _watch(self, verb: str, breaker: Breaker, ask: Callable[[], Awaitable[T]], counters: Counters) -> T:
         try:
             answer = await ask()
+        except Crowded as error:
+            counters.l2_skips += 1
+            breaker.gave_up()
+            raise NoAnswer from error
         except Exception as error:  # drivers raise more than they document
             counters.l2_errors += 1
             self._note_failure(verb, breaker, error)
@@ -87,7 +91,8 @@ class Asking:
             breaker.gave_up()
             raise
         breaker.succeeded()
-        self._note_consent(verb)
+        if self._refusals:
+            self._note_consent(verb)
         return answer
 
     def _note_failure(self, verb: str, breaker: Breaker, error: Exception) -> None:

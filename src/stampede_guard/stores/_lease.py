@@ -105,11 +105,14 @@ class Lease:
         Args:
             decode: Returns the value of a payload in a tuple of one, or `None` if it is not one.
         """
+        tier = self._tier
         try:
-            await self._settle()
-            glimpse = await self._glance(decode)
-            if glimpse is not None:
-                return glimpse
+            if not tier.pending.is_empty:
+                await self._settle()
+            if tier.store.has_replicas:
+                glimpse = await self._glance(decode)
+                if glimpse is not None:
+                    return glimpse
             for _ in range(_LOOKS):
                 verdict = await self._acquire()
                 if verdict.stored is None:
@@ -164,7 +167,7 @@ class Lease:
     async def _glance(self, decode: Callable[[bytes], tuple[Any] | None]) -> Found | None:
         """Return what a replica has; it may not have heard of the latest: if that will not do, the primary is asked."""
         store = self._tier.store
-        if not store.has_replicas or self._tier.recent.has_any((self._key, *self._tags)):
+        if self._tier.recent.has_any((self._key, *self._tags)):
             return None
         ask = partial(store.glance, self._key, self._tags)
         try:

@@ -8,17 +8,19 @@ of our own spans the whole exchange instead, and a connection that failed is nev
 
 import asyncio
 import re
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NamedTuple
 
 from . import Refused
 from ._patience import Patience
+from ._resp import Complaint, UnexpectedReply, pack, parse
 
 try:
-    from redis.asyncio.connection import ConnectionPool
+    from redis.asyncio.connection import ConnectionPool, DefaultParser
     from redis.asyncio.retry import Retry
     from redis.backoff import NoBackoff
     from redis.exceptions import AskError, MovedError, ResponseError
+    from redis.exceptions import ConnectionError as Disconnected
     from redis.maint_notifications import MaintNotificationsConfig
 except ImportError as error:  # pragma: no cover  # the test environment has redis-py
     message = "a Redis store needs redis-py: pip install 'stampede-guard[redis]'"
@@ -27,12 +29,10 @@ except ImportError as error:  # pragma: no cover  # the test environment has red
 _CODE = re.compile("[A-Z]{2,16}")
 
 _SPARE = 8  # connections for probes, beats and the like, which do not queue with the calls
+_CHUNK = 1 << 18  # bytes that are read at once
 
 Command = tuple[Any, ...]  # the type of its reply, its name, its arguments
-
-
-class UnexpectedReply(Exception):  # noqa: N818  # the log shows the name
-    """The reply is of another type than the command's: it belongs to something else."""
+Said = tuple[bytes, Sequence[Any]]  # commands, and the types of their replies
 
 
 class Redirected(Refused):
@@ -93,6 +93,7 @@ class Node:
         self._pool: Any = ConnectionPool(
             connection_class, max_connections=limits.max_connections + _SPARE, **connection_settings(**options)
         )
+        self._is_closed = False
 
     async def exchange(self, *commands: Command) -> list[Any]:
         """Run *commands*, each behind the type of its reply, in one round trip; a refusal is a reply.
@@ -101,22 +102,45 @@ class Node:
             TimeoutError: the node took longer than the deadline, or connecting did.
             Exception: whatever else went wrong with the connection; it is closed.
         """
+        replies: list[Any] = []
+
+        async def hear(heard: list[Any]) -> None:
+            replies.extend(heard)
+
+        said = b"".join([pack(words) for _, *words in commands]), [kind for kind, *_ in commands]
+        await self.converse(said, hear)
+        return replies
+
+    async def converse(self, said: Said, go_on: Callable[[list[Any]], Awaitable[Said | None]]) -> None:
+        """Send what is *said*, and what *go_on* returns when it is given the replies, until that is nothing.
+
+        Raises:
+            TimeoutError: as `exchange`.
+            Exception: as `exchange`.
+        """
         try:
-            return await self._exchange(commands)
+            await self._converse(said, go_on)
         except Exception:
             await self.cut()
             raise
+        finally:
+            if self._is_closed:  # meanwhile, and nobody closes it again
+                await self.cut()
 
-    async def _exchange(self, commands: Sequence[Command]) -> list[Any]:
+    async def _converse(self, said: Said | None, go_on: Callable[[list[Any]], Awaitable[Said | None]]) -> None:
         async with Patience(self._limits.connect_timeout) as patience:
             connection = await self._pool.get_connection()
             try:
-                if connection._writer.is_closing():  # noqa: SLF001  # reset while idle: the pool does not notice
-                    await connection.disconnect(nowait=True)
-                    await connection.connect()
-                patience.restart(self._limits.deadline)
-                await connection.send_packed_command(connection.pack_commands(command for _, *command in commands))
-                return [await _reply(connection, kind) for kind, *_ in commands]
+                while said is not None:
+                    # Reset while idle, which the pool does not notice; or there is a word that nobody asked for.
+                    if connection._writer.is_closing() or await connection.can_read():  # noqa: SLF001
+                        patience.restart(self._limits.connect_timeout)
+                        await connection.disconnect(nowait=True)
+                        await connection.connect()
+                    text, kinds = said
+                    patience.restart(self._limits.deadline)
+                    await connection.send_packed_command(text, check_health=False)
+                    said = await go_on(await _replies(connection, kinds))
             except BaseException:
                 # Whatever it was, replies may be under way that the next caller would take for theirs.
                 await connection.disconnect(nowait=True)
@@ -149,7 +173,8 @@ class Node:
             await connection.disconnect(nowait=True)
 
     async def aclose(self) -> None:
-        """Close every connection."""
+        """Close every connection, and those of exchanges that are under way as soon as they are over."""
+        self._is_closed = True
         async with asyncio.timeout(self._limits.connect_timeout):
             await self._pool.aclose()
 
@@ -157,17 +182,53 @@ class Node:
         return f"<Node {self.name}>"  # its options may hold a password
 
 
-async def _reply(connection: Any, kind: type[Any]) -> Any:
-    """Return the next reply; a refusal is one, and leaves the connection in step."""
+async def _replies(connection: Any, kinds: Sequence[Any]) -> list[Any]:
+    """Return as many replies as there are *kinds*; a refusal is one, and leaves the connection in step.
+
+    The stream is read past redis-py's parser, which has nothing left from the replies that it read.
+    """
+    stream: asyncio.StreamReader = connection._reader  # noqa: SLF001  # there is no public way to it
+    replies: list[Any] = []
+    buffer, at, lacking = b"", 0, 1
+    while lacking:
+        buffer = buffer[at:] + await _more(stream, lacking)
+        at, lacking = parse(buffer, 0, len(kinds) - len(replies), replies)
+    if at != len(buffer):
+        raise UnexpectedReply  # one too many: which of them nobody asked for is anybody's guess
+    for position, (kind, reply) in enumerate(zip(kinds, replies, strict=True)):
+        if not isinstance(reply, kind):
+            replies[position] = _refusal(reply)
+    return replies
+
+
+async def _more(stream: asyncio.StreamReader, lacking: int) -> bytes:
     try:
-        reply = await connection.read_response()
-    except (MovedError, AskError) as error:
-        return Redirected(_code(error), error.host, error.port, is_moved=isinstance(error, MovedError))
-    except ResponseError as error:
-        return Refused(_code(error))
-    if not isinstance(reply, kind):
+        # What lacks much is one long value: waited for as a whole, it is put together once.
+        more = await (stream.read(_CHUNK) if lacking < _CHUNK else stream.readexactly(lacking))
+    except (OSError, asyncio.IncompleteReadError) as error:
+        raise Disconnected(type(error).__name__) from error
+    if not more:
+        message = "the server closed the connection"
+        raise Disconnected(message)
+    return more
+
+
+def _refusal(reply: Any) -> Refused:
+    """Return the refusal that *reply* is.
+
+    Raises:
+        UnexpectedReply: it is something else.
+        ConnectionError: redis-py's; the server will not talk to us.
+    """
+    if not isinstance(reply, Complaint):
         raise UnexpectedReply
-    return reply
+    parser: Any = DefaultParser
+    error = parser.parse_error(reply.text)
+    if isinstance(error, MovedError | AskError):
+        return Redirected(_code(error), error.host, error.port, is_moved=isinstance(error, MovedError))
+    if isinstance(error, ResponseError):
+        return Refused(_code(error))
+    raise error
 
 
 def _code(error: ResponseError) -> str:

@@ -59,6 +59,11 @@ class Pending:
         # A new object each time: an answer to an earlier request does not confirm a later one.
         self._waiting[invalidation.key] = Invalidation(*invalidation)
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is waiting, or ever was lost."""
+        return not self._waiting and self.lost_at is None
+
     def of(self, key: str) -> Invalidation | None:
         """Return what is waiting for *key*."""
         return self._waiting.get(key)

@@ -8,7 +8,7 @@ flight that stored it stands in bytes 5 to 26, and its version in the 8 bytes af
 
 import secrets
 from hashlib import sha1
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class Script(NamedTuple):
@@ -16,6 +16,23 @@ class Script(NamedTuple):
 
     text: str
     digest: str
+
+
+class Call(NamedTuple):
+    """One script with its keys, all of one slot, and its arguments; before that the type of its reply."""
+
+    kind: Any
+    script: Script
+    keys: tuple[str, ...]
+    args: tuple[Any, ...]
+
+    def by_digest(self) -> tuple[Any, ...]:
+        """Return the command for a server that knows the script."""
+        return (self.kind, "EVALSHA", self.script.digest, len(self.keys), *self.keys, *self.args)
+
+    def by_text(self) -> tuple[Any, ...]:
+        """Return the command for a server that does not."""
+        return (self.kind, "EVAL", self.script.text, len(self.keys), *self.keys, *self.args)
 
 
 def _script(text: str) -> Script:

@@ -105,7 +105,7 @@ class Tier:
             longest_life: Seconds after which whatever was stored for *op* is gone.
             counters: Where outcomes are counted.
         """
-        keys = (self.tag_key(""), *map(self.tag_key, tags)) if "tags" in self.capabilities else ()
+        keys = (self._everything.key, *map(self.tag_key, tags)) if "tags" in self.capabilities else ()
         return Lease(self, op, self.key(op), keys, length, longest_life, counters)
 
     def invalidation(self, op: str, version: int | None = None) -> Invalidation:

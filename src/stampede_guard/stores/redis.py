@@ -7,9 +7,10 @@ is asked once more. A deadline that ran out is not: the caller has waited long e
 import asyncio
 import re
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, NamedTuple, NoReturn
+from functools import partial
+from typing import Any, NoReturn
 
 try:
     from redis.exceptions import ResponseError
@@ -19,36 +20,24 @@ except ImportError as error:  # pragma: no cover  # the test environment has red
 
 from .._policy import Duration, count, flag, seconds
 from ..errors import ConfigurationError
-from . import Refused, Stored, Subscription, Touched, Verdict, _scripts
+from . import Refused, Subscription, Touched, Verdict, _scripts
+from ._batch import Batches
 from ._client import describe
-from ._node import Command, Limits, Node, Redirected, UnexpectedReply
+from ._node import Command, Limits, Node, Redirected
+from ._parcel import Look, Question, as_verdict, marking
 from ._patience import Patience
-from ._scripts import Script
+from ._resp import UnexpectedReply
+from ._scripts import Call
 from ._urls import Servers, make_topology
 
 _ROOM = 1024  # bytes for the header of a value
 _VERSION_LIFE = 600.0  # seconds that a lowest version is kept: longer than any load, lag or transaction
 _NO_SCRIPT = "NoScriptError"
 _ABILITIES = frozenset({"leases", "backplane", "tags", "versions"})
+_TOGETHER = 64  # operations that may wait for each connection
+_KNOWN = 64  # nodes whose batches are remembered, be there any or not
 _NODES = 8  # tries to find another node than the one that is listened to
 _TOUCHED = b"__redis__:invalidate"  # the channel on which a server tells of keys
-
-
-class Call(NamedTuple):
-    """One script with its keys, all of one slot, and its arguments."""
-
-    kind: Any
-    script: Script
-    keys: tuple[str, ...]
-    args: tuple[Any, ...]
-
-    def by_digest(self) -> Command:
-        """Return the command for a server that knows the script."""
-        return (self.kind, "EVALSHA", self.script.digest, len(self.keys), *self.keys, *self.args)
-
-    def by_text(self) -> Command:
-        """Return the command for a server that does not."""
-        return (self.kind, "EVAL", self.script.text, len(self.keys), *self.keys, *self.args)
 
 
 class RedisStore:
@@ -65,7 +54,7 @@ class RedisStore:
             With `rediss` instead of `redis`, connections are encrypted, and certificates and host names checked.
         deadline: Seconds that one operation may take on an open connection.
         connect_timeout: Seconds that opening a connection may take.
-        max_connections: Connections open at once; further operations queue for one.
+        max_connections: Connections open at once to each server; operations that come together share one.
         max_bytes: Nothing longer is read, however long it is in the store.
         tracking: Whether to hear of keys that others write or delete, `redis-cli` for one; costs a message for each
             write under the namespace, and a look at each key that is in L1.
@@ -98,7 +87,7 @@ class RedisStore:
         )
         self._last = count("max_bytes", max_bytes) + _ROOM  # a longer value is cut, and therefore refused
         self._limits = limits
-        self.concurrency = limits.max_connections
+        self.concurrency = limits.max_connections * _TOGETHER
         self.channel = ""
         tls = {} if ca_certs is None else {"ssl_ca_certs": ca_certs}
         described = servers if isinstance(servers, Servers) else describe(servers)
@@ -107,6 +96,7 @@ class RedisStore:
             raise ConfigurationError(message)
         self._topology = make_topology(described, limits, time.monotonic, **tls)
         self.has_replicas = self._topology.has_replicas
+        self._batches: dict[Node, Batches] = {}
         self._incarnations: dict[str, str] = {}
         self._restarts = 0
         self._ear = ""  # name of the node that is listened to
@@ -128,25 +118,24 @@ class RedisStore:
         await self._topology.open()
 
     async def glance(self, key: str, tags: Sequence[str]) -> Verdict | None:
-        """Read the value, its remaining life and its tags' marks from good replicas, in one round trip.
-
-        The life first: should the value be replaced in between, it is the older one's, and not too long.
-        """
+        """Read the value, its remaining life and its tags' marks from good replicas, in one round trip."""
         node = self._topology.replica(key)
         if node is None:
             return None
-        asked: list[tuple[Node, Command]] = [
-            (node, (int, "PTTL", f"{key}:v")),
-            (node, (bytes, "GETRANGE", f"{key}:v", 0, self._last)),
-            *((self._topology.replica(tag) or self._topology.primary(tag), _get(tag)) for tag in tags),
-        ]
-        replies = await self._spread(asked)
-        if any(reply is None or isinstance(reply, Refused) for reply in replies):
+        places = [self._topology.replica(tag) or self._topology.primary(tag) for tag in tags]
+        await self._when_there_is_room(node)
+        try:
+            answer = await self._look(node, Look(key, None, self._last, tuple(tags), 0), places)
+        except TimeoutError:
+            raise
+        except Exception:  # noqa: BLE001  # drivers raise more than they document
+            answer = await self._look(node, Look(key, None, self._last, tuple(tags), 0), places)
+        if answer.__class__ is Verdict:
+            return answer
+        reply, marks = answer
+        if any(each is None or isinstance(each, Refused) for each in (reply, *marks)):
             return None  # the primary will know
-        life, envelope, *marks = replies
-        if not envelope:
-            return None
-        return Verdict("hit", Stored(envelope, max(life, 0) / 1000), marks=tuple(marks))
+        return as_verdict(reply, tuple(marks))
 
     async def acquire(  # noqa: PLR0917  # as the protocol has it
         self,
@@ -158,17 +147,49 @@ class RedisStore:
         marks_life: float,
         former: str = "",
     ) -> Verdict:
-        """Run ACQUIRE, and MARK for each tag."""
-        args = (token, _ms(lease), self._last, unwanted, former)
-        (kind, left, *value), *marks = await self._run(
-            Call(list, _scripts.ACQUIRE, (f"{key}:v", f"{key}:l"), args),
-            *(Call(bytes, _scripts.MARK, (tag,), (_scripts.new_mark(), _ms(marks_life))) for tag in tags),
-            may_repeat=False,
-        )
-        left = max(left, 0) / 1000
-        if kind == b"HIT":
-            return Verdict("hit", Stored(value[0], left), marks=tuple(marks))
-        return Verdict("wait" if kind == b"WAIT" else "own", left=left, marks=tuple(marks))
+        """Run ACQUIRE, and MARK for each tag; or read the value and the marks, as the batch has it."""
+        primary = self._topology.primary
+        node, places = primary(key), [primary(tag) for tag in tags]
+        look = Look(key, (token, _ms(lease), unwanted, former), self._last, tuple(tags), _ms(marks_life))
+        if self._batches_of(node).is_full:
+            await self._batches_of(node).room()
+        answer = await self._look(node, look, places)
+        if answer.__class__ is Verdict:
+            return answer
+        reply, marks = answer
+        if isinstance(reply, Refused):
+            reply = await self._once_more(node, look.acquisition(), reply)
+        marks = [*marks]
+        for at, mark in enumerate(marks):
+            if isinstance(mark, Refused):
+                marks[at] = await self._once_more(places[at], marking(tags[at], look.life), mark)
+        return as_verdict(reply, tuple(marks))
+
+    def _look(self, node: Node, look: Look, places: Sequence[Node]) -> Awaitable[Any]:
+        """Ask *node* for the value, and for the marks those nodes that have them, all at once."""
+        if places.count(node) == len(places):
+            return self._batches_of(node).ask(look)
+        return self._look_around(node, look, places)
+
+    async def _look_around(self, node: Node, look: Look, places: Sequence[Node]) -> tuple[Any, list[Any]]:
+        positions: dict[Node, list[int]] = {node: []}
+        for at, place in enumerate(places):
+            positions.setdefault(place, []).append(at)
+        tags, marks = look.tags, [None] * len(places)
+        asked: list[asyncio.Future[tuple[Any, Sequence[Any]]]] = []
+        for place, its in positions.items():
+            each = look if place is node else Look("", look.rights, look.last, (), look.life)
+            each.tags, each.is_easy = tuple(tags[at] for at in its), False
+            asked.append(self._batches_of(place).ask(each))
+        try:
+            answers = [await answer for answer in asked]
+        finally:
+            for answer in asked:
+                answer.cancel()
+        for its, (_, found) in zip(positions.values(), answers, strict=True):
+            for at, mark in zip(its, found, strict=True):
+                marks[at] = mark
+        return answers[0][0], marks
 
     async def fill(  # noqa: PLR0917  # as the protocol has it
         self,
@@ -184,13 +205,12 @@ class RedisStore:
         """Run FILL."""
         lowest = "" if version is None else version
         args = (token, envelope, _ms(life), lowest, _ms(_VERSION_LIFE), self.channel, message, int(tell_all))
-        (reply,) = await self._run(Call(bytes, _scripts.FILL, _keys(key), args))
+        reply = await self._run(Call(bytes, _scripts.FILL, _keys(key), args))
         return reply in (b"OK", b"DUP")
 
     async def renew(self, key: str, token: str, lease: float) -> bool:
         """Run RENEW."""
-        (reply,) = await self._run(Call(int, _scripts.RENEW, (f"{key}:l",), (token, _ms(lease))))
-        return bool(reply)
+        return bool(await self._run(Call(int, _scripts.RENEW, (f"{key}:l",), (token, _ms(lease)))))
 
     async def release(self, key: str, token: str, message: bytes) -> None:
         """Run RELEASE."""
@@ -215,7 +235,8 @@ class RedisStore:
 
     async def stored_by(self, key: str) -> bytes:
         """Read the token in the value's header."""
-        (token,) = await self._topology.primary(key).exchange((bytes, "GETRANGE", key, 4, 25))
+        question = Question((bytes, "GETRANGE", key, 4, 25))
+        (token,) = await self._batches_of(self._topology.primary(key)).ask(question)
         if isinstance(token, Refused):
             raise token
         return bytes(token)
@@ -250,16 +271,15 @@ class RedisStore:
 
     async def aclose(self) -> None:
         """Close every connection."""
+        for batches in self._batches.values():
+            await batches.aclose()
         await self._topology.aclose()
 
-    async def _run(self, *calls: Call, may_repeat: bool = True) -> list[Any]:
-        """Run *calls* on the primaries of their keys, in one round trip to each; return the replies in order."""
-        asked = [(self._topology.primary(call.keys[0]), call.by_digest()) for call in calls]
-        replies = await self._spread(asked, may_repeat=may_repeat)
-        for position, (call, reply) in enumerate(zip(calls, replies, strict=True)):
-            if isinstance(reply, Refused):
-                replies[position] = await self._once_more(asked[position][0], call, reply)
-        return replies
+    async def _run(self, call: Call) -> Any:
+        """Run *call* on the primary of its keys."""
+        node = self._topology.primary(call.keys[0])
+        (reply,) = await self._ask(node, call.by_digest())
+        return await self._once_more(node, call, reply) if isinstance(reply, Refused) else reply
 
     async def _once_more(self, node: Node, call: Call, refusal: Refused) -> Any:
         """Run *call* where *node* sent us, or with the script's text if that is what it lacks."""
@@ -268,47 +288,43 @@ class RedisStore:
         if str(refusal) != _NO_SCRIPT:
             other = await self._topology.follow(call.keys[0], node, refusal)
             if other is None:
-                raise refusal
+                raise Refused(*refusal.args)  # another object: others may have been told the same
             if isinstance(refusal, Redirected) and not refusal.is_moved:
                 asking = [(bytes, "ASKING")]
-            *_, reply = await other.exchange(*asking, call.by_digest())
+            *_, reply = await self._batches_of(other).ask(Question(*asking, call.by_digest()))
             node = other
         if isinstance(reply, Refused) and str(reply) == _NO_SCRIPT:
-            *_, reply = await node.exchange(*asking, call.by_text())
+            *_, reply = await self._batches_of(node).ask(Question(*asking, call.by_text()))
         if isinstance(reply, Refused):
             raise reply
         return reply
 
-    async def _spread(self, asked: Sequence[tuple[Node, Command]], *, may_repeat: bool = True) -> list[Any]:
-        """Run each command on its node, those of one node in one round trip, nodes side by side."""
-        positions: dict[Node, list[int]] = {}
-        for position, (node, _) in enumerate(asked):
-            positions.setdefault(node, []).append(position)
-        if len(positions) == 1:
-            return await self._exchange(asked[0][0], [command for _, command in asked], may_repeat=may_repeat)
-        replies: list[Any] = [None] * len(asked)
-
-        async def ask(node: Node, mine: list[int]) -> None:
-            answers = await self._exchange(node, [asked[at][1] for at in mine], may_repeat=may_repeat)
-            for position, answer in zip(mine, answers, strict=True):
-                replies[position] = answer
-
+    async def _ask(self, node: Node, *commands: Command) -> list[Any]:
+        """Return the replies of *node*; ask twice if the first time was in vain, but not for lack of time."""
+        replies: list[Any]
+        batches = await self._when_there_is_room(node)
         try:
-            async with asyncio.TaskGroup() as group:
-                for node, mine in positions.items():
-                    group.create_task(ask(node, mine))
-        except BaseExceptionGroup as errors:
-            raise errors.exceptions[0] from None
+            replies = await batches.ask(Question(*commands))
+        except TimeoutError:
+            raise
+        except Exception:  # noqa: BLE001  # drivers raise more than they document
+            replies = await batches.ask(Question(*commands))
         return replies
 
-    async def _exchange(self, node: Node, commands: Sequence[Command], *, may_repeat: bool) -> list[Any]:
-        try:
-            return await node.exchange(*commands)
-        except Exception as error:
-            self._topology.failed(node)
-            if isinstance(error, TimeoutError) or not may_repeat:
-                raise
-        return await node.exchange(*commands)
+    async def _when_there_is_room(self, node: Node) -> Batches:
+        batches = self._batches_of(node)
+        if batches.is_full:
+            await batches.room()
+        return batches
+
+    def _batches_of(self, node: Node) -> Batches:
+        batches = self._batches.get(node)
+        if batches is None:
+            if len(self._batches) >= _KNOWN:  # there were so many, in the course of time
+                self._batches = {known: each for known, each in self._batches.items() if not each.is_idle}
+            batches = Batches(node, self._limits.max_connections, partial(self._topology.failed, node))
+            self._batches[node] = batches
+        return batches
 
     def __reduce__(self) -> NoReturn:
         """Refuse to be pickled, password and all."""
@@ -365,12 +381,8 @@ def _keys(key: str) -> tuple[str, str, str]:
     return f"{key}:v", f"{key}:l", f"{key}:g"
 
 
-def _get(key: str) -> Command:
-    return ((bytes, type(None)), "GET", key)
-
-
 def _ms(duration: float) -> int:
-    return max(1, round(duration * 1000))
+    return round(duration * 1000) or 1
 
 
 def redis_stores(servers: str | object, **options: Any) -> Callable[[], RedisStore]:

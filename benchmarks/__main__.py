@@ -1,0 +1,174 @@
+"""Measure the package beside every peer: `python -m benchmarks [--quick] [--only FAMILY,…] [--markdown]`.
+
+Each family of rows is measured in a process of its own, with all its candidates in turn.
+"""
+
+import argparse
+import importlib.metadata
+import platform
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from importlib.util import find_spec
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from benchmarks.child import PROGRESS
+from benchmarks.model import Report, Table
+from benchmarks.peers import all_peers
+from benchmarks.show import show, updated
+
+FAMILIES = ("hits", "waiters", "misses", "memory", "expiry", "redis", "instructions")
+LOOPS = ("asyncio", "uvloop")
+LOOPED = ("hits", "redis")  # the event loop makes a difference to them
+PAGE = Path("docs/explanation/performance.md")
+WIDTH = 160  # of what goes to a file or a pipe
+OTHERS = ("cachetools", "redis", "uvloop", "msgspec")  # whose versions matter too
+
+
+def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """Return what the command line asks for."""
+    parser = argparse.ArgumentParser(prog="nox -s bench --", description=(__doc__ or "").partition("\n")[0])
+
+    def names(known: Sequence[str]) -> Callable[[str], list[str]]:
+        def parse(text: str) -> list[str]:
+            found = text.split(",")
+            if unknown := [name for name in found if name not in known]:
+                raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: none of {', '.join(known)}")
+            return found
+
+        return parse
+
+    parser.add_argument("--quick", action="store_true", help="shows that all of it runs, not what anything costs")
+    parser.add_argument("--only", type=names(FAMILIES), default=list(FAMILIES), help=f"of {', '.join(FAMILIES)}")
+    parser.add_argument(
+        "--loop", type=names(LOOPS), default=list(LOOPS), help=f"of {', '.join(LOOPS)}; where it makes a difference"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write what was measured to FILE")
+    parser.add_argument(
+        "--read", type=Path, nargs="+", default=[], metavar="FILE", help="measure nothing; take what was measured"
+    )
+    parser.add_argument(
+        "--markdown", type=Path, nargs="?", const=PAGE, metavar="PAGE", help=f"put the tables into PAGE, {PAGE}"
+    )
+    return parser.parse_args(arguments)
+
+
+def machine() -> str:
+    """Return what it is measured on."""
+    model = platform.processor() or platform.machine()
+    description = Path("/proc/cpuinfo")
+    if description.exists():
+        models = re.findall(r"^model name\s*: (.+)$", description.read_text(), re.MULTILINE)
+        if models:
+            model = f"{len(models)} × {models[0]}"
+    return f"{model}, {platform.system()}"
+
+
+def versions() -> dict[str, str]:
+    """Return what is installed of all that is measured."""
+    found: dict[str, str] = {}
+    for name in ["stampede-guard", *(peer.distribution for peer in all_peers().values()), *OTHERS]:
+        if name and name not in found:
+            try:
+                found[name] = importlib.metadata.version(name)
+            except importlib.metadata.PackageNotFoundError:
+                continue
+    return found
+
+
+def runs(chosen: argparse.Namespace) -> list[tuple[str, str]]:
+    """Return the families to be measured, each with an event loop."""
+    return [
+        (family, loop)
+        for family in chosen.only
+        for loop in chosen.loop
+        if loop == "asyncio" or (family in LOOPED and not (chosen.quick and family == "redis"))
+    ]
+
+
+def measured(family: str, loop: str, *, is_quick: bool, tell: Callable[[float, str], None]) -> list[Table] | str:
+    """Measure *family* in a process of its own; return its tables, or why there are none."""
+    if loop != "asyncio" and find_spec(loop) is None:
+        return f"{family}: {loop} is not installed"
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "tables.json"
+        command = [
+            sys.executable,
+            "-m",
+            "benchmarks.child",
+            family,
+            loop,
+            str(path),
+            *(["--quick"] if is_quick else []),
+        ]
+        with (
+            (Path(folder) / "errors").open("w+") as errors,
+            subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) as child,  # noqa: S603
+        ):
+            assert child.stdout is not None
+            for line in child.stdout:
+                if line.startswith(PROGRESS):
+                    _, done, said = line.rstrip("\n").split("\t")
+                    tell(float(done), said)
+            child.wait()
+            if child.returncode:
+                errors.seek(0)
+                return f"{family}, {loop}: exit {child.returncode}\n{errors.read()[-2000:]}"
+        return msgspec.json.decode(path.read_bytes(), type=list[Table])
+
+
+def measure(chosen: argparse.Namespace, console: Console) -> Report:
+    """Measure all that was asked for."""
+    report = Report(
+        date=datetime.now(UTC).strftime("%Y-%m-%d"),
+        python=platform.python_version(),
+        machine=machine(),
+        is_quick=chosen.quick,
+        versions=versions(),
+        tables=[],
+    )
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[said]}"), TimeElapsedColumn())
+    with Progress(*columns, console=console) as progress:
+        for family, loop in runs(chosen):
+            task = progress.add_task(f"{family}, {loop}", total=1.0, said="")
+
+            def tell(done: float, said: str, task: object = task) -> None:
+                progress.update(task, completed=done, said=said)  # type: ignore[arg-type]
+
+            found = measured(family, loop, is_quick=chosen.quick, tell=tell)
+            if isinstance(found, str):
+                report.notes.append(found)
+            else:
+                report.tables += found
+            progress.update(task, completed=1.0, said="")
+    return report
+
+
+def main() -> None:
+    """Measure or read, print, and write what is to be written."""
+    chosen = options()
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=WIDTH)
+    if chosen.read:
+        reports = [msgspec.json.decode(path.read_bytes(), type=Report) for path in chosen.read]
+    else:
+        reports = [measure(chosen, console)]
+        if chosen.json:
+            chosen.json.write_bytes(msgspec.json.format(msgspec.json.encode(reports[0])))
+    for report in reports:
+        show(report, console)
+    if chosen.markdown:
+        chosen.markdown.write_text(updated(chosen.markdown.read_text(), reports))
+    sys.exit(any("exit" in note for report in reports for note in report.notes))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,41 @@
+"""Measures one family in a process of its own: `python -m benchmarks.child FAMILY LOOP FILE [--quick]`."""
+
+import asyncio
+import importlib
+import inspect
+import logging
+import sys
+import warnings
+from pathlib import Path
+
+import msgspec
+
+from benchmarks.families import Setting
+
+PROGRESS = "progress\t"
+
+
+def tell(done: float, said: str) -> None:
+    """Say how far it is, to whoever started this process."""
+    print(f"{PROGRESS}{done:.3f}\t{said}", flush=True)  # noqa: T201
+
+
+def main() -> None:
+    """Measure, and write the tables into the file."""
+    family, loop, path, *flags = sys.argv[1:]
+    logging.disable(logging.CRITICAL)  # peers log what they are put through
+    warnings.simplefilter("ignore")
+    measure = importlib.import_module(f"benchmarks.families.{family}").measure
+    setting = Setting(tell, is_quick="--quick" in flags, loop=loop)
+    if inspect.iscoroutinefunction(measure):
+        factory = None if loop == "asyncio" else importlib.import_module(loop).new_event_loop
+        with asyncio.Runner(loop_factory=factory) as runner:
+            runner.get_loop().set_exception_handler(lambda *_: None)  # what nobody retrieved is a peer's affair
+            tables = runner.run(measure(setting))
+    else:
+        tables = measure(setting)
+    Path(path).write_bytes(msgspec.json.encode(tables))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,34 @@
+"""The families of rows; each is measured in one process and one run."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from benchmarks.model import Figure, Row
+from benchmarks.peers.peer import Peer
+
+NOT_INSTALLED = "not installed"
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """How a family is to be run.
+
+    Args:
+        tell: Takes how much is done, and a word on it.
+        is_quick: Whether to show only that it runs.
+        loop: Name of the event loop.
+    """
+
+    tell: Callable[[float, str], None]
+    is_quick: bool = False
+    loop: str = "asyncio"
+
+    def scaled(self, full: int, quick: int) -> int:
+        """Return *full*, or *quick* for a smoke test."""
+        return quick if self.is_quick else full
+
+
+def row_of(peer: Peer, figures: list[Figure | None], note: str = "") -> Row:
+    """Return the row of *peer*."""
+    lacks = list(peer.lacks) if peer.role in {"peer", "reference"} else []
+    return Row(peer.name, figures, peer.role, lacks, note)

@@ -1,0 +1,82 @@
+"""Instructions of a hit in memory, counted by callgrind: the same on a busy machine as on an idle one."""
+
+import asyncio
+import os
+import re
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from itertools import repeat
+
+from benchmarks.families import NOT_INSTALLED, Setting, row_of
+from benchmarks.model import Column, Figure, Row, Table, Target
+from benchmarks.peers import all_peers, is_installed
+from benchmarks.peers.peer import Peer
+from benchmarks.peers.references import BARE, BY_HAND, DICT
+from benchmarks.subjects import Terms, one_argument
+
+TITLE = "Instructions of a hit in memory"
+HITS = (500, 2_500)  # of the two runs whose difference is counted
+OTHERS = ("cachebox", "async-lru")
+TIMEOUT = 300.0
+
+
+async def hit(peer: Peer, hits: int) -> None:
+    """Hit so many times."""
+    async with peer.wrap(one_argument(), Terms()) as call:
+        for _ in repeat(None, 200):
+            await call(7)  # the interpreter has specialised what it will
+        for _ in repeat(None, hits):
+            await call(7)
+
+
+def instructions(valgrind: str, name: str, hits: int) -> int:
+    """Return the instructions of a whole run with so many hits."""
+    command = [valgrind, "--tool=callgrind", "--callgrind-out-file=/dev/null", sys.executable]
+    ended = subprocess.run(  # noqa: S603  # a module of this package
+        [*command, "-m", "benchmarks.families.instructions", name, str(hits)],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=TIMEOUT,
+        env=os.environ | {"PYTHONHASHSEED": "0"},
+    )
+    found = re.search(r"Collected : (\d+)", ended.stderr)
+    if found is None:
+        message = ended.stderr[-200:]
+        raise RuntimeError(message)
+    return int(found[1])
+
+
+def measure(setting: Setting) -> list[Table]:
+    """Return one table; without valgrind, or in a smoke test, one that says so."""
+    columns = [Column("1 argument", "instructions", target=Target(2.5))]
+    valgrind = shutil.which("valgrind")
+    peers = [BARE, DICT, BY_HAND, *(peer for peer in all_peers().values() if peer.role == "guard")]
+    peers += [all_peers()[name] for name in OTHERS]
+    caption = f"Difference of two runs under callgrind, of {HITS[0]:,} and {HITS[1]:,} hits, divided by theirs."
+    if valgrind is None or setting.is_quick:
+        why = "not counted in a smoke test" if valgrind else "valgrind is not installed"
+        return [Table("instructions", TITLE, columns, [], f"{caption} {why.capitalize()}.", setting.loop)]
+    rows: list[Row] = []
+    # Two at a time: another process on the machine changes no count.
+    with ThreadPoolExecutor(2) as pool:
+        for number, peer in enumerate(peers):
+            setting.tell(number / len(peers), peer.name)
+            if not is_installed(peer):
+                rows.append(row_of(peer, [None], NOT_INSTALLED))
+                continue
+            try:
+                fewer, more = pool.map(lambda hits: instructions(valgrind, peer.name, hits), HITS)  # noqa: B023
+            except (subprocess.SubprocessError, RuntimeError) as error:
+                rows.append(row_of(peer, [None], f"failed: {error}"[:120]))
+            else:
+                rows.append(row_of(peer, [Figure.of([(more - fewer) / (HITS[1] - HITS[0])])]))
+    return [Table("instructions", TITLE, columns, rows, caption, setting.loop)]
+
+
+if __name__ == "__main__":
+    asyncio.run(hit(all_peers()[sys.argv[1]], int(sys.argv[2])))
+    sys.stdout.flush()
+    os._exit(0)

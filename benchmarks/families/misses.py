@@ -1,0 +1,55 @@
+"""A miss: keys that nobody asked for before, and a loader that never suspends."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from itertools import count, islice
+from time import perf_counter
+
+from benchmarks.families import Setting, row_of
+from benchmarks.families.wrapped import all_wrapped
+from benchmarks.model import Column, Figure, Table, Target
+from benchmarks.peers import all_peers
+from benchmarks.peers.references import EVENT, IN_A_TASK
+from benchmarks.subjects import Function, Terms, one_argument
+from benchmarks.timing import interleaved
+
+TITLE = "A miss in memory"
+MAXSIZE = 1_000_000  # nothing is evicted
+
+COLUMNS = [Column("a unique key", "µs", target=Target(2.0), digits=1)]
+EAGER = [*COLUMNS, Column("with eager tasks", "µs", digits=1)]
+
+
+async def measure(setting: Setting) -> list[Table]:
+    """Return one table."""
+    peers = [IN_A_TASK, *(peer for peer in all_peers().values() if peer not in {IN_A_TASK, EVENT})]
+    failures: dict[str, str] = {}
+    calls = setting.scaled(2_000, 100)
+    factories = [None, getattr(asyncio, "eager_task_factory", None)]
+    columns: list[dict[str, Figure]] = []
+    loop = asyncio.get_running_loop()
+    for factory in factories[: 2 if factories[1] else 1]:
+        loop.set_task_factory(factory)
+        async with all_wrapped(peers, lambda _: one_argument(), Terms(maxsize=MAXSIZE), failures) as functions:
+            rounds = {name: _round(function, calls) for name, function in functions.items()}
+            columns.append(await interleaved(rounds, setting.scaled(31, 2), setting.tell, failures))
+    loop.set_task_factory(None)
+    rows = [row_of(peer, [column.get(peer.name) for column in columns], failures.get(peer.name, "")) for peer in peers]
+    for row in rows:
+        if row.role == "baseline" and row.name != IN_A_TASK.name:
+            row.role = "reference"  # here it is one more thing to compare with
+    caption = "Whoever lacks a task of its own runs the loader inside the first caller."
+    return [Table("misses", TITLE, EAGER if len(columns) > 1 else COLUMNS, rows, caption, setting.loop)]
+
+
+def _round(call: Function, calls: int) -> Callable[[], Awaitable[float]]:
+    keys = count()
+
+    async def microseconds() -> float:
+        unused = list(islice(keys, calls))
+        started_at = perf_counter()
+        for key in unused:
+            await call(key)
+        return (perf_counter() - started_at) / calls * 1e6
+
+    return microseconds

@@ -1,0 +1,53 @@
+"""Candidates in processes of their own, one after the other: what one leaves behind is not charged to the next."""
+
+import asyncio
+import importlib
+import json
+import logging
+import os
+import subprocess
+import sys
+import warnings
+from collections.abc import Sequence
+
+from benchmarks.families import NOT_INSTALLED
+from benchmarks.peers import all_peers, is_installed
+from benchmarks.peers.peer import Peer
+
+TIMEOUT = 240.0
+# Large blocks go back to the system as soon as they are free, whatever was freed before.
+_ENVIRONMENT = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
+
+Found = list[float | None] | str
+
+
+def probe(family: str, peer: Peer, *numbers: float) -> Found:
+    """Return what *family*'s `probe` finds for *peer*, or why there is nothing."""
+    if not is_installed(peer):
+        return NOT_INSTALLED
+    command = [sys.executable, "-m", "benchmarks.families.probes", family, peer.name, *map(str, numbers)]
+    try:
+        ended = subprocess.run(  # noqa: S603  # a module of this package
+            command, capture_output=True, text=True, timeout=TIMEOUT, check=False, env=os.environ | _ENVIRONMENT
+        )
+    except subprocess.TimeoutExpired:
+        return f"not done after {TIMEOUT:.0f} s"
+    if ended.returncode:
+        return f"failed: {(ended.stderr.strip().splitlines() or ['?'])[-1]}"[:120]
+    found: list[float | None] = json.loads(ended.stdout.splitlines()[-1])
+    return found
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Measure one candidate, and print what was found."""
+    family, name, *numbers = arguments
+    logging.disable(logging.CRITICAL)
+    warnings.simplefilter("ignore")
+    measure_one = importlib.import_module(f"benchmarks.families.{family}").measure_one
+    found = asyncio.run(measure_one(all_peers()[name], *map(float, numbers)))
+    print(json.dumps(found), flush=True)  # noqa: T201
+    os._exit(0)  # nobody's threads and timers are waited for
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

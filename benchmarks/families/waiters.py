@@ -1,0 +1,200 @@
+"""Many callers of one cold key at the same time, and what it costs when all of them hang up."""
+
+import asyncio
+import gc
+import inspect
+import tracemalloc
+from collections.abc import Awaitable, Callable
+from itertools import count
+from time import perf_counter
+
+from benchmarks.families import Setting, row_of
+from benchmarks.families.wrapped import all_wrapped
+from benchmarks.model import Column, Figure, Table, Target
+from benchmarks.peers import all_peers
+from benchmarks.peers.peer import Peer
+from benchmarks.peers.references import BARE, BARE_TTL_CACHE, BY_HAND, EVENT, IN_A_TASK
+from benchmarks.subjects import VALUE, Function, Slow, Subject, Terms, subject_of
+from benchmarks.timing import described, interleaved
+
+COLUMNS = [
+    Column("time a caller", "µs", target=Target(1.05), digits=1),
+    Column("peak memory a caller", "bytes"),
+    Column("loads", "", has_ratio=False),
+    Column("all cancelled, time a caller", "µs", digits=1),
+]
+MANY = [COLUMNS[0]]
+
+
+class Crowd:
+    """Callers of one function, each time of another key."""
+
+    def __init__(self, call: Function, callers: int, slow: Slow) -> None:
+        self.call = call
+        self.callers = callers
+        self.slow = slow
+        self.keys = count(1)
+
+    async def microseconds(self) -> float:
+        """Return what each caller takes, its task included."""
+        call, key = self.call, next(self.keys)
+        self.slow.runs = 0
+        started_at = perf_counter()
+        values = await asyncio.gather(*[call(key) for _ in range(self.callers)])
+        took = perf_counter() - started_at
+        if values.count(VALUE) != self.callers:
+            message = "somebody got a wrong value"
+            raise ValueError(message)
+        return took / self.callers * 1e6
+
+    async def peak(self) -> float:
+        """Return the bytes of each caller at the worst moment."""
+        gc.collect()
+        tracemalloc.start()
+        try:
+            await self.microseconds()
+            return tracemalloc.get_traced_memory()[1] / self.callers
+        finally:
+            tracemalloc.stop()
+
+
+async def as_coroutines(call: Function) -> Function:
+    """Return what gives a coroutine a call: theine gives all callers of a key the same awaitable."""
+    first = call(0)
+    await first
+    if inspect.iscoroutine(first):
+        return call
+
+    async def wait(restaurant_id: int) -> str:
+        return await call(restaurant_id)
+
+    return wait
+
+
+class Gate:
+    """A loader that runs until it is told to stop."""
+
+    def __init__(self) -> None:
+        self.opened = asyncio.Event()
+
+    def subject(self) -> Subject:
+        """Return the loader as a function to be cached."""
+
+        async def menu(restaurant_id: int) -> str:
+            await self.opened.wait()
+            return VALUE if restaurant_id is not None else ""
+
+        return subject_of(menu)
+
+
+def _cancelling(call: Function, callers: int, gate: Gate) -> Callable[[], Awaitable[float]]:
+    """Return a round in which all callers of a key that is being loaded are cancelled."""
+    keys = count(1)
+
+    async def microseconds() -> float:
+        gate.opened.clear()
+        key = next(keys)
+        tasks = [asyncio.ensure_future(call(key)) for _ in range(callers)]
+        for _ in range(Slow.ITERATIONS):
+            await asyncio.sleep(0)  # all of them wait by now
+        started_at = perf_counter()
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks, timeout=60)
+        took = perf_counter() - started_at
+        kept = sum(not task.cancelled() for task in tasks)
+        gate.opened.set()
+        for _ in range(Slow.ITERATIONS):
+            await asyncio.sleep(0)  # whatever still loads ends
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if kept > 1:
+            message = f"{kept} callers were not cancelled"
+            raise RuntimeError(message)
+        return took / callers * 1e6
+
+    return microseconds
+
+
+async def measure(setting: Setting) -> list[Table]:
+    """Return a table of all candidates, and one of the package and the baseline alone with more callers."""
+    without = {IN_A_TASK, BARE_TTL_CACHE}
+    peers = [EVENT, *(peer for peer in all_peers().values() if peer not in without and peer is not EVENT)]
+    failures: dict[str, str] = {}
+    callers = setting.scaled(10_000, 100)
+    found = await _crowds(peers, callers, setting.scaled(15, 1), setting, failures)
+    cancelled = await _cancelled(peers, callers, setting.scaled(7, 1), setting)
+    rows = []
+    for peer in peers:
+        times, peaks, loads = (part.get(peer.name) for part in found)
+        row = row_of(peer, [times, peaks, loads, cancelled[0].get(peer.name)], failures.get(peer.name, ""))
+        if not row.note and peer.name in cancelled[1]:
+            row.note = f"cancelled: {cancelled[1][peer.name]}"
+        if row.role == "baseline" and peer is not EVENT:
+            row.role = "reference"
+        rows.append(row)
+    most = setting.scaled(100_000, 500)
+    few = [EVENT, BY_HAND, *(peer for peer in peers if peer.role == "guard")]
+    many = (await _crowds(few, most, setting.scaled(5, 1), setting, {}))[0]
+    return [
+        Table(
+            "waiters",
+            f"{callers:,} callers of one cold key",
+            COLUMNS,
+            rows,
+            "A caller's task is in all figures, and so is the harness that waits for them.",
+            setting.loop,
+        ),
+        Table(
+            "waiters",
+            f"{most:,} callers of one cold key",
+            MANY,
+            [row_of(peer, [many.get(peer.name)]) for peer in few],
+            "",
+            setting.loop,
+        ),
+    ]
+
+
+Parts = tuple[dict[str, Figure], dict[str, Figure], dict[str, Figure]]
+
+
+async def _crowds(peers: list[Peer], callers: int, rounds: int, setting: Setting, failures: dict[str, str]) -> Parts:
+    """Return times, peaks and loads."""
+    slow = {peer.name: Slow() for peer in peers}
+    async with all_wrapped(peers, lambda name: slow[name].subject(), Terms(), failures) as functions:
+        crowds = {
+            name: Crowd(await as_coroutines(function), callers, slow[name]) for name, function in functions.items()
+        }
+        times = await interleaved(
+            {name: crowd.microseconds for name, crowd in crowds.items()},
+            rounds,
+            lambda done, said: setting.tell(done * 0.7, said),
+            failures,
+        )
+        peaks, loads = {}, {}
+        for name in times:
+            try:
+                peaks[name] = Figure.of([await crowds[name].peak()])
+            except Exception as error:  # noqa: BLE001  # as above
+                failures[name] = described(error)
+            runs = float(slow[name].runs)
+            loads[name] = Figure(runs, runs, runs)
+    return times, peaks, loads
+
+
+async def _cancelled(
+    peers: list[Peer], callers: int, rounds: int, setting: Setting
+) -> tuple[dict[str, Figure], dict[str, str]]:
+    """Return what each caller's cancellation takes, and who failed."""
+    failures: dict[str, str] = {}
+    gate = Gate()
+    waiting = [peer for peer in peers if peer is not BARE]
+    async with all_wrapped(waiting, lambda _: gate.subject(), Terms(), failures) as functions:
+        gate.opened.set()
+        found = await interleaved(
+            {name: _cancelling(await as_coroutines(function), callers, gate) for name, function in functions.items()},
+            rounds,
+            lambda done, said: setting.tell(0.7 + done * 0.3, f"cancelled, {said}"),
+            failures,
+        )
+    return found, failures

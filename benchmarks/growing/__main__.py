@@ -1,0 +1,27 @@
+"""Measures one question in this process: `python -m benchmarks.growing QUESTION FILE [--quick]`."""
+
+import asyncio
+import importlib
+import sys
+from pathlib import Path
+
+import msgspec
+
+from benchmarks.growing import PROGRESS, Setting
+
+
+def tell(done: float, said: str) -> None:
+    """Say how far it is, to whoever started this process."""
+    print(f"{PROGRESS}{done:.3f}\t{said}", flush=True)  # noqa: T201  # that is who reads it
+
+
+def main() -> None:
+    """Measure, and write what was found into the file."""
+    name, path, *flags = sys.argv[1:]
+    measure = importlib.import_module(f"benchmarks.growing.{name}").measure
+    found = asyncio.run(measure(Setting(tell, is_quick="--quick" in flags)))
+    Path(path).write_bytes(msgspec.json.encode(found))
+
+
+if __name__ == "__main__":
+    main()

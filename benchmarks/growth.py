@@ -1,0 +1,164 @@
+"""Measure what grows: `python -m benchmarks.growth [--quick] [--only QUESTION,…] [--docs]`.
+
+Keys in memory, waiters on one key, processes on one Redis, sizes of a value: each question in a process of its own.
+"""
+
+import argparse
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from benchmarks.growing import PROGRESS, QUESTIONS, Question
+from benchmarks.growing.page import file_of, markdown, replaced, show
+from benchmarks.growing.pictures import draw
+from stampede_guard import is_compiled
+
+REPOSITORY = Path(__file__).parents[1]
+DOCS = Path("docs")
+PAGE = Path("explanation/growth.md")
+ASSETS = Path("assets")
+WIDTH = 200  # of what goes to a file or a pipe
+SMOKE_TEST = "A smoke test: the figures say that it runs, not what anything costs."
+
+
+class Report(msgspec.Struct):
+    """One run."""
+
+    date: str
+    machine: str
+    is_quick: bool
+    questions: list[Question]
+
+
+class MeasuringError(Exception):
+    """A question could not be measured; the message says what its process said last."""
+
+
+def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """Return what the command line asks for."""
+
+    def names(text: str) -> list[str]:
+        found = text.split(",")
+        if unknown := [name for name in found if name not in QUESTIONS]:
+            raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: none of {', '.join(QUESTIONS)}")
+        return found
+
+    parser = argparse.ArgumentParser(prog="nox -s growth --", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--quick", action="store_true", help="shows that all of it runs, not what anything costs")
+    parser.add_argument("--only", type=names, default=list(QUESTIONS), help=f"of {', '.join(QUESTIONS)}")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write what was measured to FILE")
+    parser.add_argument("--read", type=Path, metavar="FILE", help="measure nothing; take what was measured")
+    parser.add_argument(
+        "--docs",
+        type=Path,
+        nargs="?",
+        const=DOCS,
+        metavar="FOLDER",
+        help=f"put pictures and tables into FOLDER, {DOCS}",
+    )
+    return parser.parse_args(arguments)
+
+
+def machine() -> str:
+    """Return what it is measured on, in words."""
+    model = platform.processor() or platform.machine()
+    description = Path("/proc/cpuinfo")
+    if description.exists():
+        lines = description.read_text().splitlines()
+        model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), model)
+    path = "with the compiled part" if is_compiled else "without the compiled part"
+    return f"{os.cpu_count()} cores ({model}), {platform.system()}, Python {platform.python_version()}, {path}"
+
+
+def measured(name: str, *, is_quick: bool, tell: Callable[[float, str], None]) -> Question:
+    """Measure one question in a process of its own.
+
+    Raises:
+        MeasuringError: It failed.
+    """
+    with tempfile.TemporaryDirectory() as folder, (Path(folder) / "errors").open("w+") as errors:
+        path = Path(folder) / "question.json"
+        flags = ["--quick"] if is_quick else []
+        command = [sys.executable, "-m", "benchmarks.growing", name, str(path), *flags]
+        with subprocess.Popen(  # noqa: S603  # a module of this package
+            command, stdout=subprocess.PIPE, stderr=errors, text=True, cwd=REPOSITORY
+        ) as child:
+            assert child.stdout is not None
+            for line in child.stdout:
+                if line.startswith(PROGRESS):
+                    _, done, said = line.rstrip("\n").split("\t")
+                    tell(float(done), said)
+        if child.returncode:
+            errors.seek(0)
+            message = f"{name}: exit {child.returncode}\n{errors.read()[-2000:]}"
+            raise MeasuringError(message)
+        return msgspec.json.decode(path.read_bytes(), type=Question)
+
+
+def measure(chosen: argparse.Namespace, console: Console) -> Report:
+    """Measure all that was asked for."""
+    report = Report(datetime.now(UTC).strftime("%Y-%m-%d"), machine(), chosen.quick, [])
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[said]}"), TimeElapsedColumn())
+    with Progress(*columns, console=console) as progress:
+        for name in chosen.only:
+            task = progress.add_task(name, total=1.0, said="")
+
+            def tell(done: float, said: str, task: object = task) -> None:
+                progress.update(task, completed=done, said=said)  # type: ignore[arg-type]
+
+            report.questions.append(measured(name, is_quick=chosen.quick, tell=tell))
+            progress.update(task, completed=1.0, said="")
+    return report
+
+
+def write(report: Report, docs: Path) -> list[Path]:
+    """Put the pictures into the documentation, and the tables into its page; return what was written."""
+    page, written = docs / PAGE, [docs / PAGE]
+    text = page.read_text()
+    said = f"Measured on {report.date}, on {report.machine}."
+    text = replaced(text, "machine", f"{said} {SMOKE_TEST}" if report.is_quick else said)
+    for question in report.questions:
+        text = replaced(text, question.name, markdown(question, f"../{ASSETS}"))
+        for picture in question.pictures:
+            path = docs / ASSETS / file_of(picture)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(draw(question, picture))
+            written.append(path)
+    page.write_text(text)
+    return written
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure or read, print, and write what is to be written; return the exit status."""
+    chosen = options(arguments)
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=WIDTH)
+    try:
+        report = msgspec.json.decode(chosen.read.read_bytes(), type=Report) if chosen.read else measure(chosen, console)
+    except MeasuringError as error:
+        console.print(str(error), style="red", markup=False)
+        return 1
+    if chosen.json and not chosen.read:
+        chosen.json.write_bytes(msgspec.json.format(msgspec.json.encode(report)))
+    for question in report.questions:
+        show(question, console)
+    if report.is_quick:
+        console.print(SMOKE_TEST)
+    if chosen.docs:
+        for path in write(report, chosen.docs):
+            console.print(f"written: {path}", markup=False, highlight=False)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

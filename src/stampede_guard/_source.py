@@ -1,0 +1,93 @@
+"""Functions that are written as source, under the signature of another function.
+
+So the interpreter itself fills in defaults and sorts out keywords, as in the `__init__` of a dataclass. Only names of
+parameters, which are identifiers, get into the source: nothing that a user wrote is run.
+"""
+
+import inspect
+import linecache
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import count
+from typing import Any
+from weakref import finalize
+
+_KINDS = inspect.Parameter
+_numbers = count(1)
+
+
+def parameters_of(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    """Return the parameters of *function*."""
+    return list(inspect.signature(function).parameters.values())
+
+
+def forwarding(parameters: Iterable[inspect.Parameter]) -> str:
+    """Return the arguments of a call that passes on *parameters* as they came."""
+    return ", ".join([*_positional(parameters), *_by_keyword(parameters, "{0}={0}")])
+
+
+def as_tuple_and_dict(parameters: Iterable[inspect.Parameter]) -> tuple[str, str]:
+    """Return the sources of the tuple and of the dict with which such a call can be made later."""
+    return tuple_of(_positional(parameters)), f"{{{', '.join(_by_keyword(parameters, '{0!r}: {0}'))}}}"
+
+
+def tuple_of(expressions: Iterable[str]) -> str:
+    """Return the source of a tuple."""
+    return f"({''.join(f'{each}, ' for each in expressions)})"
+
+
+def _positional(parameters: Iterable[inspect.Parameter]) -> list[str]:
+    stars = {_KINDS.POSITIONAL_ONLY: "", _KINDS.POSITIONAL_OR_KEYWORD: "", _KINDS.VAR_POSITIONAL: "*"}
+    return [stars[each.kind] + each.name for each in parameters if each.kind in stars]
+
+
+def _by_keyword(parameters: Iterable[inspect.Parameter], written: str) -> list[str]:
+    forms = {_KINDS.KEYWORD_ONLY: written, _KINDS.VAR_KEYWORD: "**{0}"}
+    return [
+        forms[each.kind].replace("{0!r}", repr(each.name)).replace("{0}", each.name)
+        for each in parameters
+        if each.kind in forms
+    ]
+
+
+class _Verbatim:
+    """A default that is written into the source as a name."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+def compile_like(
+    function: Callable[..., Any], body: Sequence[str], namespace: Mapping[str, Any], *, is_async: bool = False
+) -> Any:
+    """Return a function with the name and the parameters of *function*, whose body is these lines.
+
+    Args:
+        function: What it looks like, to its callers, in errors and in tracebacks.
+        body: Lines of source; they can use the parameters and the names in *namespace*.
+        namespace: The rest of what the body uses; its names begin with `_sg_`.
+        is_async: Whether it is a coroutine function.
+    """
+    names = dict(namespace)
+    signature: list[inspect.Parameter] = []
+    for parameter in parameters_of(function):
+        default: Any = _KINDS.empty
+        if parameter.default is not _KINDS.empty:
+            default = _Verbatim(f"_sg_default_{parameter.name}")
+            names[default.name] = parameter.default
+        signature.append(parameter.replace(annotation=_KINDS.empty, default=default))
+    name = function.__name__ if function.__name__.isidentifier() else "call"
+    head = f"{'async ' * is_async}def {name}{inspect.Signature(signature)}:"
+    source = "\n".join((head, *(f"    {line}" for line in body), ""))
+    file = f"<stampede_guard {function.__module__}.{function.__qualname__} {next(_numbers)}>"
+    exec(compile(source, file, "exec"), names)  # noqa: S102  # as dataclasses do
+    made = names[name]
+    if is_async:  # tracebacks go through a coroutine, and should show what it says
+        linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
+        finalize(made, linecache.cache.pop, file, None).atexit = False
+    made.__name__ = function.__name__
+    made.__qualname__ = function.__qualname__  # a wrong call is reported under the function's own name
+    made.__module__ = function.__module__
+    return made

@@ -1,0 +1,103 @@
+"""Commands to bytes, and bytes to replies: RESP 2, as far as the store speaks it.
+
+redis-py connects, logs in and encrypts; what travels afterwards is packed and read here, since redis-py waits for
+each line of each reply by itself, which costs more than all the rest of a batch together.
+"""
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+_LONGEST = 1 << 16  # bytes of a line; what is longer is none
+_DEEPEST = 8  # arrays within arrays
+_BULK, _INTEGER, _ARRAY, _SIMPLE, _ERROR = b"$:*+-"
+_MINUS = _ERROR  # in front of a length: there is nothing
+
+
+class UnexpectedReply(Exception):  # noqa: N818  # the log shows the name
+    """The reply is of another type than the command's, or none at all: it belongs to something else."""
+
+
+class Complaint(NamedTuple):
+    """A reply that says no.
+
+    Attributes:
+        text: The server's words, which may quote keys and values.
+    """
+
+    text: str
+
+
+class _Incomplete(Exception):  # noqa: N818  # control flow of this module
+    """There is more to come."""
+
+
+def pack(words: Iterable[Any]) -> bytes:
+    """Return the command that *words* make: bytes as they are, everything else as its text."""
+    sent = [word if isinstance(word, bytes) else str(word).encode() for word in words]
+    return b"*%d\r\n%b" % (len(sent), b"".join([b"$%d\r\n%b\r\n" % (len(word), word) for word in sent]))
+
+
+def parse(buffer: bytes, at: int, number: int, replies: list[Any]) -> tuple[int, int]:
+    """Append up to *number* replies that stand in *buffer* from *at* on.
+
+    Returns:
+        Where the next reply begins, and how many bytes it lacks at least.
+
+    Raises:
+        UnexpectedReply: there is something else than a reply.
+        ValueError: it has no length, or is no number.
+    """
+    find, append, size = buffer.find, replies.append, len(buffer)
+    for _ in range(number):  # the two common types here, and without a call
+        end = find(b"\r\n", at)
+        kind = buffer[at] if end > at else 0
+        if kind == _BULK and buffer[at + 1] != _MINUS:
+            stop = end + 2 + int(buffer[at + 1 : end])
+            if stop + 2 > size:
+                return at, stop + 2 - size
+            append(buffer[end + 2 : stop])
+            at = stop + 2
+        elif kind == _INTEGER:
+            append(int(buffer[at + 1 : end]))
+            at = end + 2
+        else:
+            try:
+                reply, at = _parse_any(buffer, at, 0)
+            except _Incomplete:
+                return at, 1
+            append(reply)
+    return at, 0
+
+
+def _parse_any(buffer: bytes, at: int, depth: int) -> tuple[Any, int]:
+    """Return the reply that begins at *at*, and where the next one does."""
+    end = buffer.find(b"\r\n", at)
+    if end < 0 and len(buffer) - at <= _LONGEST:
+        raise _Incomplete
+    kind, word, at = buffer[at], buffer[at + 1 : end], end + 2
+    if kind == _INTEGER:
+        return int(word), at
+    if kind == _SIMPLE:
+        return word, at
+    if kind == _ERROR:
+        return Complaint(word.decode(errors="replace")), at
+    if kind not in {_BULK, _ARRAY} or depth > _DEEPEST:
+        raise UnexpectedReply
+    return _parse_sized(buffer, at, kind, int(word), depth)
+
+
+def _parse_sized(buffer: bytes, at: int, kind: int, size: int, depth: int) -> tuple[Any, int]:
+    if size < -1:
+        raise UnexpectedReply
+    if size < 0:
+        return None, at
+    if kind == _BULK:
+        stop = at + size
+        if stop + 2 > len(buffer):
+            raise _Incomplete
+        return buffer[at:stop], stop + 2
+    found: list[Any] = []
+    for _ in range(size):
+        reply, at = _parse_any(buffer, at, depth + 1)
+        found.append(reply)
+    return found, at

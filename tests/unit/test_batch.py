@@ -1,0 +1,158 @@
+"""Batches, over a node that does not exist."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from stampede_guard.stores import Crowded, _batch
+from stampede_guard.stores._batch import Batches
+from stampede_guard.stores._parcel import Question
+from stampede_guard.testing import Gate
+
+
+class Peculiar(Exception):  # noqa: N818
+    """Cannot be made again from its arguments."""
+
+    def __init__(self, code: int, /, *, text: str) -> None:
+        super().__init__()
+        self.code = code
+        self.text = text
+
+
+class Node:
+    """Answers each command with `PONG`, or not at all.
+
+    Args:
+        gate: What a conversation has to pass.
+        error: What ends it.
+    """
+
+    name = "Redis"
+
+    def __init__(self, gate: Gate | None = None, error: Exception | None = None) -> None:
+        self._gate = gate
+        self.error = error
+        self.sizes: list[int] = []
+
+    async def converse(self, said: Any, go_on: Any) -> None:
+        """Answer, again and again."""
+        while said is not None:
+            if self._gate is not None:
+                await self._gate.passage()
+            if self.error is not None:
+                raise self.error
+            self.sizes.append(len(said[1]))
+            said = await go_on([b"PONG"] * len(said[1]))
+
+
+def make(node: Any, concurrency: int = 1) -> tuple[Batches, list[str]]:
+    """Return batches for *node*, and the list of their failures."""
+    failures: list[str] = []
+    return Batches(node, concurrency, lambda: failures.append("failed")), failures
+
+
+def ping() -> Question:
+    """Return a question."""
+    return Question((bytes, "PING"))
+
+
+async def test_error_that_cannot_be_copied() -> None:
+    """Each still gets one of their own, which names it; the node has failed once."""
+    batches, failures = make(Node(error=Peculiar(7, text="soup")))
+
+    errors = await asyncio.gather(*(batches.ask(ping()) for _ in range(3)), return_exceptions=True)
+
+    assert ["Peculiar"] * 3 == [str(error) for error in errors]
+    assert 3 == len({id(error) for error in errors})
+    assert failures == ["failed"]
+
+
+async def test_those_who_ask_again_at_once_need_no_other_connection() -> None:
+    """Whoever has been answered and asks anew travels with the others who do, in the same conversation."""
+    node = Node()
+    batches, _ = make(node, concurrency=8)
+
+    async def ask() -> None:
+        for _ in range(3):
+            await batches.ask(ping())
+
+    await asyncio.gather(*(ask() for _ in range(5)))
+
+    assert node.sizes == [5, 5, 5]
+
+
+async def test_what_is_asked_while_all_connections_are_busy_makes_the_next_batch() -> None:
+    """Nothing is lost, and nothing travels before it can."""
+    gate = Gate()
+    node = Node(gate)
+    batches, _ = make(node)
+
+    first = batches.ask(ping())
+    await gate.arrivals(1)
+    later = [batches.ask(ping()) for _ in range(4)]
+    gate.open()
+    answers = await asyncio.gather(first, *later)
+
+    assert [[b"PONG"]] * 5 == answers
+    assert node.sizes == [1, 4]
+
+
+async def test_those_who_waited_behind_a_failure_travel_all_the_same() -> None:
+    """A conversation that breaks off takes those along who were in it, and leaves room for the next."""
+    gate = Gate()
+    node = Node(gate, ConnectionError("cut"))
+    batches, failures = make(node)
+
+    first, left = batches.ask(ping()), batches.ask(ping())
+    await gate.arrivals(1)
+    later = batches.ask(ping())
+    left.cancel()
+    gate.open()
+    with pytest.raises(ConnectionError, match="cut"):
+        await first
+    node.error = None
+
+    assert [b"PONG"] == await later
+    assert failures == ["failed"]
+
+
+async def test_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who waits for room gets it when a conversation is over, or gives up in time; who leaves is not missed."""
+    monkeypatch.setattr(_batch, "_QUEUE", 0.05)
+    gate = Gate()
+    batches, _ = make(Node(gate))
+    first = batches.ask(ping())
+    await gate.arrivals(1)
+
+    was_full = batches.is_full
+    with pytest.raises(Crowded):
+        await batches.room()
+    monkeypatch.setattr(_batch, "_QUEUE", 60)
+    waiting = [asyncio.create_task(batches.room()) for _ in range(2)]
+    await asyncio.sleep(0)
+    waiting[0].cancel()
+    gate.open()
+    await first
+    await asyncio.wait(waiting)
+
+    assert was_full
+    assert not waiting[1].cancelled()
+    assert waiting[1].exception() is None
+
+
+async def test_nobody_is_told_twice() -> None:
+    """Who was answered before the conversation broke off keeps the answer, and that is no failure of theirs."""
+
+    class Fickle(Node):
+        async def converse(self, said: Any, go_on: Any) -> None:
+            await go_on([b"PONG"] * len(said[1]))
+            raise ConnectionError
+
+    batches, failures = make(Fickle())
+
+    assert [b"PONG"] == await batches.ask(ping())
+    async with asyncio.timeout(10):
+        while not batches.is_idle:
+            await asyncio.sleep(0)
+    assert failures == []

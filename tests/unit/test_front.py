@@ -1,0 +1,462 @@
+"""The front of L1 in both its forms: the reference in Python, and the compiled one where there is one."""
+
+import asyncio
+import gc
+import inspect
+import linecache
+import time
+import traceback
+from collections.abc import AsyncIterator
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+from weakref import ref
+
+import pytest
+
+from stampede_guard import Guard, GuardClosed, coalesce
+from stampede_guard import _front as chosen
+from stampede_guard import _pure as pure
+from stampede_guard._memory import Memory
+from stampede_guard.testing import ManualClock
+
+FORMS = ("pure", "compiled")
+
+
+@pytest.fixture(params=FORMS)
+def form(request: pytest.FixtureRequest) -> ModuleType:
+    """Return the module of one form."""
+    if request.param == "pure":
+        return pure
+    return pytest.importorskip("stampede_guard._fast", reason="the compiled part was not built")
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    """Return the time, as told."""
+    return ManualClock()
+
+
+@pytest.fixture
+async def era(form: ModuleType, clock: ManualClock) -> Any:
+    """Return the era of a memory of the running loop."""
+    return form.Era(clock, ref(asyncio.get_running_loop()))
+
+
+@pytest.fixture
+def tally(form: ModuleType) -> Any:
+    """Return where hits are counted."""
+    return form.Tally()
+
+
+@pytest.fixture
+def front(form: ModuleType, tally: Any, era: Any) -> Any:
+    """Return a front with room for three calls, which answers from the era."""
+    front = form.Front(tally, 3)
+    front.serve(era)
+    return front
+
+
+@pytest.fixture
+def soup(form: ModuleType, clock: ManualClock) -> Any:
+    """Return soup that is fresh for five seconds."""
+    return form.Held("soup", clock() + 5)
+
+
+def test_both_forms_have_the_same_names() -> None:
+    """What the reference offers is what the package uses, in one form or the other."""
+    kinds = [name for name in pure.__all__ if name != "MISS"]
+
+    assert kinds == [getattr(chosen, name).__name__ for name in kinds]
+    assert chosen.is_compiled is (chosen.Front is not pure.Front)
+
+
+@pytest.mark.parametrize("args", [(7,), ("en",), (None,), (), (7, "en"), (7, "en", None), (-(10**30),)])
+async def test_answers_a_call_that_it_knows(form: ModuleType, front: Any, tally: Any, soup: Any, args: Any) -> None:
+    """Arguments of the plain kinds lead to what is held; it is counted, and marked as used."""
+    before = (front(*args), soup.used, tally.l1_hits)
+
+    front.note(args, soup)
+    after = (front(*args), front(*args), soup.used, tally.l1_hits)
+
+    assert (form.MISS, False, 0) == before
+    assert ("soup", "soup", True, 2) == after
+
+
+@pytest.mark.parametrize(
+    "args", [(True,), (7.0,), (b"en",), ((7,),), (7, True), (object(),), (type("Id", (int,), {})(7),)]
+)
+async def test_other_arguments_are_not_its_business(form: ModuleType, front: Any, soup: Any, args: Any) -> None:
+    """What could be equal to something else, or change, is neither noted nor looked up."""
+    front.note((7,), soup)
+    front.note((7, 1), soup)
+    front.note(args, soup)
+
+    assert form.MISS is front(*args)
+    assert 2 == len(front)
+
+
+async def test_one_and_true_are_two(form: ModuleType, front: Any, soup: Any) -> None:
+    """`1`, `1.0` and `True` are equal, and different arguments; so are one argument and a tuple of it."""
+    front.note((1,), soup)
+
+    assert [form.MISS] * 4 == [front(True), front(1.0), front("1"), front(1, None)]  # noqa: FBT003  # that is the point
+
+
+@pytest.mark.parametrize("value", [None, False, 0, "", ()])
+async def test_any_value_is_an_answer(form: ModuleType, front: Any, clock: ManualClock, value: object) -> None:
+    """Nothing that a loader returns is taken for a miss."""
+    front.note((7,), form.Held(value, clock() + 5))
+
+    assert value == front(7)
+
+
+async def test_not_beyond_its_freshness(form: ModuleType, front: Any, soup: Any, clock: ManualClock) -> None:
+    """From the instant at which an entry stops being fresh, memory has to decide."""
+    front.note((7,), soup)
+
+    clock.advance(4.999)
+    before = front(7)
+    clock.advance(0.001)
+
+    assert "soup" == before
+    assert form.MISS is front(7)
+
+
+async def test_not_beyond_trust(form: ModuleType, front: Any, soup: Any, era: Any, clock: ManualClock) -> None:
+    """Nor does it answer when an invalidation may have been missed."""
+    front.note((7,), soup)
+    era.trusted_until = clock() + 1
+
+    before = front(7)
+    clock.advance(1)
+
+    assert "soup" == before
+    assert form.MISS is front(7)
+
+
+async def test_not_what_is_dead(form: ModuleType, front: Any, soup: Any) -> None:
+    """An entry that memory let go of is no answer, and keeps nothing alive."""
+    front.note((7,), soup)
+
+    soup.kill()
+
+    assert form.MISS is front(7)
+    assert (None, float("-inf")) == (soup.value, soup.fresh_until)
+
+
+async def test_dropped(form: ModuleType, front: Any, soup: Any, era: Any) -> None:
+    """A front that was dropped knows nothing, until it serves again."""
+    front.note((7,), soup)
+
+    front.drop()
+    dropped = (front.era, len(front), front(7))
+    front.serve(era)
+    front.note((7,), soup)
+
+    assert (None, 0, form.MISS) == dropped
+    assert "soup" == front(7)
+
+
+async def test_never_more_than_there_is_room_for(form: ModuleType, front: Any, soup: Any) -> None:
+    """When its room is used up, all is forgotten."""
+    for number in range(3):
+        front.note((number,), soup)
+    full = [front(number) for number in range(3)]
+
+    front.note((3,), soup)
+
+    assert ["soup"] * 3 == full
+    assert [form.MISS] * 3 + ["soup"] == [front(number) for number in range(4)]
+
+
+def test_silent_in_another_loop(form: ModuleType, tally: Any, clock: ManualClock) -> None:
+    """It answers in the loop of its era, not in another, and not outside of any."""
+    held = form.Held("soup", clock() + 5)
+    front = form.Front(tally, 3)
+
+    async def look() -> Any:
+        return front(7)
+
+    with asyncio.Runner() as mine, asyncio.Runner() as other:
+        front.serve(form.Era(clock, ref(mine.get_loop())))
+        front.note((7,), held)
+        answers = [mine.run(look()), other.run(look()), front(7), mine.run(look())]
+        front.serve(form.Era(clock, None))
+        front.note((7,), held)
+        answers.append(mine.run(look()))
+
+    assert ["soup", form.MISS, form.MISS, "soup", form.MISS] == answers
+
+
+async def test_real_time(form: ModuleType, front: Any) -> None:
+    """By the real clock, what is fresh for long is answered, and what is not fresh any more is not."""
+    front.serve(form.Era(time.monotonic, ref(asyncio.get_running_loop())))
+    front.note((1,), form.Held("soup", time.monotonic() + 60))
+    front.note((2,), form.Held("salad", time.monotonic()))
+
+    assert ("soup", form.MISS) == (front(1), front(2))
+
+
+async def test_clock_that_fails(form: ModuleType, tally: Any, soup: Any) -> None:
+    """An error of the clock is an error."""
+
+    def broken() -> float:
+        raise OSError
+
+    front = form.Front(tally, 3)
+    front.serve(form.Era(broken, ref(asyncio.get_running_loop())))
+    front.note((7,), soup)
+
+    with pytest.raises(OSError):  # noqa: PT011  # it has no text
+        front(7)
+
+
+async def test_no_cycle_is_left(form: ModuleType, tally: Any, era: Any, clock: ManualClock) -> None:
+    """Values that lead back to their front are found by the garbage collector."""
+
+    class Menu:
+        pass
+
+    menu = Menu()
+    front = form.Front(tally, 3)
+    front.serve(era)
+    front.note((7,), form.Held(menu, clock() + 5))
+    menu.front = front  # type: ignore[attr-defined]
+    gone = ref(menu)
+
+    del menu, front
+    gc.collect()
+
+    assert gone() is None
+
+
+def test_callee_is_called_like_its_function(form: ModuleType) -> None:
+    """Arguments and errors pass, in a class that is derived from it too; what holds no function says so."""
+
+    class Named(form.Callee):  # type: ignore[name-defined,misc]
+        pass
+
+    def function(*args: Any, **kwargs: Any) -> Any:
+        return args, kwargs
+
+    callee = Named()
+    with pytest.raises((TypeError, AttributeError)):
+        callee()
+    callee._call = function
+
+    assert ((1, 2), {"c": 3}) == callee(1, 2, c=3)
+    assert ((), {}) == callee()
+
+
+# In the guard
+
+
+@pytest.fixture
+async def guard(clock: ManualClock) -> AsyncIterator[Guard]:
+    """Return a guard with room for three entries."""
+    async with Guard(maxsize=3, clock=clock) as guard:
+        yield guard
+
+
+@pytest.fixture
+def fronts(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Return the fronts of functions that are decorated from now on."""
+    made: list[Any] = []
+    module = import_module("stampede_guard._coalesce")
+
+    def make(*args: Any) -> Any:
+        made.append(chosen.Front(*args))
+        return made[-1]
+
+    monkeypatch.setattr(module, "Front", make)
+    return made
+
+
+async def test_third_call_never_reaches_memory(guard: Guard, fronts: list[Any]) -> None:
+    """The first call loads, the second is answered by memory, the third by the front; all are counted."""
+
+    @coalesce("menu-{menu_id}-{lang}", ttl=60, guard=guard)
+    async def load(menu_id: int, lang: str = "en") -> str:
+        return f"{menu_id} in {lang}"
+
+    answers = [await load(7), await load(7)]
+    known = len(fronts[0])
+    answers += [await load(7), await load(menu_id=7), await load(7, lang="en"), await load(7, "fr")]
+
+    assert ["7 in en"] * 5 + ["7 in fr"] == answers
+    assert 1 == known
+    assert (2, 4, 6) == (guard.stats().loads, guard.stats().l1_hits, guard.stats().calls)
+
+
+async def test_evicted_late_if_only_the_front_used_it(guard: Guard) -> None:
+    """Hits in the front count as use: what is hit there outlives what is not, although memory did not see it."""
+    loads: list[int] = []
+
+    @coalesce("menu-{menu_id}", ttl=60, guard=guard)
+    async def load(menu_id: int) -> int:
+        loads.append(menu_id)
+        return menu_id
+
+    await load(1)
+    await load(1)
+    for other in range(2, 9):
+        await load(1)  # by the front alone
+        await load(other)
+
+    assert [1, *range(2, 9)] == loads
+
+
+async def test_all_used_and_yet_one_has_to_go(clock: ManualClock) -> None:
+    """When a front has used more than an eviction looks at, one of them goes all the same."""
+    memory = Memory(40, clock, asyncio.get_running_loop())
+    for number in range(40):
+        memory.put(f"menu-{number}", number, 60)
+        held = memory.get(f"menu-{number}")
+        assert held is not None
+        held.used = True
+
+    memory.put("menu-40", 40, 60)
+
+    assert 40 == len(memory)
+    assert "menu-40" in memory
+
+
+@pytest.mark.parametrize("way", ["invalidate", "clear", "expiry", "eviction"])
+async def test_front_keeps_nothing_that_memory_let_go(guard: Guard, clock: ManualClock, way: str) -> None:
+    """A value that was invalidated, cleared, evicted, or found too old is garbage, whatever the front knew."""
+
+    class Menu:
+        pass
+
+    @coalesce("menu-{menu_id}", ttl=60, guard=guard)
+    async def load(menu_id: int) -> Menu:  # each another
+        return Menu()
+
+    gone = ref(await load(1))
+    await load(1)
+    await load(1)
+    if way == "invalidate":
+        await load.invalidate(1)
+    elif way == "clear":
+        await guard.clear()
+    elif way == "expiry":
+        clock.advance(70)
+        load.peek(1)
+    else:
+        for other in range(2, 9):
+            await load(other)
+    await asyncio.sleep(0)  # the flight's task lets go of it in the next iteration
+    gc.collect()
+
+    assert gone() is None
+
+
+def test_front_keeps_nothing_of_a_loop_that_is_gone() -> None:
+    """When its event loop is gone, so are the values; the next loop has a memory of its own."""
+
+    class Menu:
+        pass
+
+    @coalesce(ttl=60, guard=Guard())
+    async def load(menu_id: int) -> Menu:  # each another
+        return Menu()
+
+    async def thrice() -> "ref[Menu]":
+        await load(7)
+        await load(7)
+        return ref(await load(7))
+
+    first = asyncio.run(thrice())
+    second = asyncio.run(thrice())
+    gc.collect()
+
+    assert (None, None) == (first(), second())
+    assert (2, 4) == (load.guard.stats().loads, load.guard.stats().l1_hits)
+
+
+def test_two_loops_by_turns() -> None:
+    """While one loop has the front, another does without, and each remembers what it loaded itself."""
+
+    @coalesce(ttl=60, guard=Guard())
+    async def load(menu_id: int) -> object:  # each another
+        return object()
+
+    async def call() -> object:
+        return await load(7)
+
+    with asyncio.Runner() as one, asyncio.Runner() as other:
+        answers = [runner.run(call()) for _ in range(4) for runner in (one, other)]
+
+    assert 2 == len(set(answers))
+    assert [answers[0], answers[1]] * 4 == answers
+
+
+async def test_closed_guard_is_closed_for_the_front_too() -> None:
+    """After the block, a call says that the guard is not open, as if it had never been answered before."""
+    from stampede_guard.testing import FaultStore  # noqa: PLC0415  # needed here alone
+
+    clock = ManualClock()
+    guard = Guard(lambda: FaultStore(clock), clock=clock)
+
+    @coalesce("menu-{menu_id}", ttl=60, guard=guard)
+    async def load(menu_id: int) -> int:
+        return menu_id
+
+    async with guard:
+        answers = [await load(7) for _ in range(3)]
+
+    assert [7, 7, 7] == answers
+    with pytest.raises(GuardClosed):
+        await load(7)
+
+
+async def test_isolated_answers_are_copies_each_time(guard: Guard) -> None:
+    """What is kept for another operation as bytes is never handed out by a front as it is."""
+
+    @coalesce("menu-{menu_id}", ttl=60, guard=guard)
+    async def load(menu_id: int) -> list[int]:
+        return [menu_id]
+
+    await guard.fetch("menu-7", lambda: load.bypass(7), ttl=60, isolate=True, returns=list[int])
+    answers = [await load(7) for _ in range(3)]
+
+    assert [[7]] * 3 == answers
+    assert 3 == len({id(answer) for answer in answers})
+
+
+async def test_still_a_function_to_whoever_looks(guard: Guard) -> None:
+    """A call makes a coroutine with the function's name; a wrong call fails at once; a traceback shows its source."""
+
+    @coalesce("menu-{menu_id}-{lang}", ttl=60, guard=guard)
+    async def load(menu_id: int, *, lang: str = "en") -> str:
+        message = f"no menu {menu_id} in {lang}"
+        raise LookupError(message)
+
+    coroutine = load(7)
+
+    assert inspect.iscoroutine(coroutine)
+    assert "load" == coroutine.__name__
+    assert load.__qualname__ == coroutine.__qualname__
+    with pytest.raises(LookupError) as caught:
+        await coroutine
+    assert "await _sg_answer.wait(_sg_timeout)" in "".join(traceback.format_exception(caught.value))
+    with pytest.raises(TypeError, match=r"load\(\) missing 1 required positional argument: 'menu_id'"):
+        load()  # type: ignore[call-arg]
+
+
+def test_source_is_forgotten_with_its_function() -> None:
+    """A function that is decorated again and again leaves nothing behind."""
+    gc.collect()
+    before = sum(name.startswith("<stampede_guard ") for name in linecache.cache)
+
+    for _ in range(5):
+
+        @coalesce("menu-{menu_id}", ttl=60, guard=Guard())
+        async def load(menu_id: int) -> int:
+            return menu_id
+
+        del load
+        gc.collect()
+
+    assert before == sum(name.startswith("<stampede_guard ") for name in linecache.cache)
