@@ -74,7 +74,7 @@ class Guard:
             `RedisStore`), or an asyncio client of redis-py's, or a function that makes a `Store` for each event
             loop, or `None` for this process's memory alone.
         namespace: Keeps this guard's keys in the store apart from others'.
-        maxsize: Entries kept in memory, per event loop; the least recently used go first.
+        maxsize: Entries kept in memory, per event loop; what was not used for long goes first.
         deadline: With a URL or a client: seconds that one operation of the store may take; 0.15 by default.
         connect_timeout: With a URL or a client: seconds that getting a connection may take; 0.25 by default.
         max_connections: With a URL or a client: connections to each server, per event loop; 64 by default.

@@ -33,7 +33,7 @@ class Held:
         fresh_until: Instant of the memory's clock.
 
     Attributes:
-        used: Whether a front has answered with it: it does not look any less recently used than the others.
+        used: Whether it was an answer since an eviction last came by.
     """
 
     __slots__ = ("fresh_until", "used", "value")
