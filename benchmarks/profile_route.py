@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
+from http.client import OK
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
@@ -42,7 +43,7 @@ MENUS: Final = 20
 USERS: Final = 64
 REQUESTS: Final = 100  # of a round in one process
 LIFE: Final = 3600.0  # seconds: nothing expires meanwhile
-RATE: Final = 400  # samples per second
+RATE: Final = 200  # samples per second
 KINDS: Final = ("restaurants", PREBUILT)
 
 
@@ -94,15 +95,33 @@ def scope_of(kind: str) -> dict[str, Any]:
     }
 
 
+async def receive() -> dict[str, Any]:
+    """Return an empty body."""
+    return {"type": "http.request", "body": b"", "more_body": False}
+
+
+async def send(_: Any) -> None:
+    """Take part of an answer, and do nothing with it."""
+
+
+async def check(message: Any) -> None:
+    """Take part of an answer, which has to be a right one."""
+    if message.get("status", OK) != OK:
+        problem = f"a route answered with status {message['status']}"
+        raise ProfilingError(problem)
+
+
+async def ask(app: Any, kind: str) -> float:
+    """Return the seconds that *app* computes for a round of requests."""
+    scopes = [scope_of(kind) for _ in range(REQUESTS)]
+    begun_at = time.thread_time()
+    for scope in scopes:
+        await app(scope, receive, send)
+    return time.thread_time() - begun_at
+
+
 async def in_process(urls: ServerUrls, rounds: int) -> Figure:
     """Return the ratio of the two routes' throughputs, without server and network, each first among its routes."""
-
-    async def receive() -> dict[str, Any]:
-        return {"type": "http.request", "body": b"", "more_body": False}
-
-    async def send(_: Any) -> None:
-        pass
-
     async with AsyncExitStack() as opened:
         apps: dict[str, Any] = {}
         for kind in KINDS:
@@ -113,22 +132,14 @@ async def in_process(urls: ServerUrls, rounds: int) -> Figure:
                 l2_ttl=LIFE,
                 ceiling_first=kind == PREBUILT,
             )
-            apps[kind] = create_app(settings)
-            await opened.enter_async_context(apps[kind].router.lifespan_context(apps[kind]))
-
-        async def ask(kind: str) -> float:
-            scopes = [scope_of(kind) for _ in range(REQUESTS)]
-            begun_at = time.thread_time()
-            for scope in scopes:
-                await apps[kind](scope, receive, send)
-            return time.thread_time() - begun_at
-
-        for kind in KINDS:
-            await ask(kind)
+            app = apps[kind] = create_app(settings)
+            await opened.enter_async_context(app.router.lifespan_context(app))
+            await app(scope_of(kind), receive, check)
+            await ask(app, kind)
         settle_memory()
         ratios = []
         for round_ in range(rounds):
-            times = {kind: await ask(kind) for kind in (KINDS if round_ % 2 else reversed(KINDS))}
+            times = {kind: await ask(apps[kind], kind) for kind in (KINDS if round_ % 2 else reversed(KINDS))}
             ratios.append(times[PREBUILT] / times[KINDS[0]])
     return Figure.of(ratios)
 
@@ -153,9 +164,9 @@ def over_http(services: dict[str, Service], rounds: int, seconds: float, folder:
 def sampled(service: Service, seconds: float, folder: Path) -> str:
     """Return py-spy's samples of *service* under load, one stack a line."""
     path, process = folder / "stacks.txt", service.get("/stats")["process"]
-    # Without subprocesses and native frames: both cost the service more than they would tell.
+    # The service is stopped for each sample, or stacks would be torn; without native frames, which take far longer.
     command = ["--pid", process, "--duration", math.ceil(seconds), "--rate", RATE, "--output", path]
-    flags = ["--format", "raw", "--function", "--full-filenames", "--nonblocking"]
+    flags = ["--format", "raw", "--function", "--full-filenames"]
     words = [str(word) for word in (_py_spy(), "record", *command, *flags)]
     begins_at = service.counts().calls + 2 * MENUS  # by then it is warm, and the users have connected
     running: list[subprocess.Popen[str]] = []
@@ -201,7 +212,7 @@ def measure(*, is_quick: bool, console: Console) -> Found:
             running_service(PREBUILT, urls, folder / "prebuilt.log", lives) as prebuilt,
         ):
             services = {"on": on, PREBUILT: prebuilt}
-            ratio_over_http = over_http(services, 1 if is_quick else 8, 1.0 if is_quick else 3.0, folder)
+            ratio_over_http = over_http(services, 1 if is_quick else 12, 1.0 if is_quick else 3.0, folder)
             progress.update(task, description="under py-spy", completed=2)
             stacks = parse(sampled(on, 1.0 if is_quick else 15.0, folder))
         progress.update(task, completed=3)

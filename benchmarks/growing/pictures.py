@@ -1,17 +1,19 @@
 """One small picture for each quantity, as SVG, on logarithmic axes."""
 
 from io import StringIO
+from itertools import cycle
 
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
 from benchmarks.growing import Curve, Picture, Question
 from demo_api.compare.figures import INK, STYLE
 
 # Told apart by everybody, on white and on a dark page alike.
 COLOURS = ("#1f9e89", "#c98a1b", "#7b7fd0", "#d8504d")
+DASHES = ("--", ":")  # of references
 SIZE = (5.2, 3.0)
 # Text stays text, in the reader's own font; and the same figures make the same file.
 OWN_STYLE = {**STYLE, "svg.fonttype": "none", "svg.hashsalt": "growth"}
@@ -30,13 +32,14 @@ def draw(question: Question, picture: Picture) -> str:
     with rc_context(OWN_STYLE):
         figure = Figure(figsize=SIZE, layout="constrained")
         axes = figure.subplots()
-        colours = iter(COLOURS)
+        colours, dashes = iter(COLOURS), cycle(DASHES)
         for curve in picture.curves:
-            _plot(axes, curve, INK if curve.is_reference else next(colours))
+            look = (INK, next(dashes)) if curve.is_reference else (next(colours), "-")
+            _plot(axes, curve, *look)
         sizes = picture.curves[0].sizes
         axes.set(xscale="log", yscale="log", title=picture.title)
         axes.set_xticks(sizes, labels=[short(size) for size in sizes])
-        axes.xaxis.set_minor_locator(LogLocator(subs=()))
+        axes.xaxis.set_minor_locator(NullLocator())
         axes.yaxis.set_major_formatter(FuncFormatter(short))
         axes.yaxis.set_minor_formatter(NullFormatter())
         if _is_flat(picture):
@@ -53,8 +56,7 @@ def draw(question: Question, picture: Picture) -> str:
     return text[text.index("<svg") :]
 
 
-def _plot(axes: Axes, curve: Curve, colour: str) -> None:
-    style = "--" if curve.is_reference else "-"
+def _plot(axes: Axes, curve: Curve, colour: str, style: str) -> None:
     medians = [found.median for found in curve.figures]
     axes.plot(curve.sizes, medians, style, color=colour, marker="o", markersize=3, label=curve.name)
     low, high = [found.low for found in curve.figures], [found.high for found in curve.figures]

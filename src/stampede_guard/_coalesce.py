@@ -246,7 +246,9 @@ class ClassLevel(Coalesced[Concatenate[type[S], Q], T], Generic[S, Q, T]):
     def __get__(  # type: ignore[override]  # pyright: ignore[reportIncompatibleMethodOverride]
         self, instance: object | None, owner: type | None = None
     ) -> Coalesced[Q, T]:
-        """Bind to the class."""
+        """Bind to the class; what is bound stays so."""
+        if self._receiver is not None:
+            return self  # type: ignore[return-value]  # no longer what its type says
         return self.bound_to(type(instance) if owner is None else owner)
 
 

@@ -62,12 +62,15 @@ class Deadlines:
         self._is_looking = False
         self._timer = None
         now = max(loop.time(), instant)  # a timer may come a little early
-        while self._due:
-            flight, due = next(iter(self._due.items()))
+        over: list[Timed] = []
+        for flight, due in self._due.items():  # once: to take the first of a dict again and again takes ever longer
             if due > now:
                 self._timer = loop.call_at(due, self._look, loop, due, context=self._context)
-                return
+                break
+            over.append(flight)
+        for flight in over:
             del self._due[flight]
+        for flight in over:
             flight.run_out(self._budget)
 
     def __repr__(self) -> str:

@@ -10,7 +10,7 @@
 #include <stddef.h>
 #include <time.h>
 
-#define FORM 1 /* as in _pure.py: raise both when what they offer changes */
+#define FORM 2 /* as in _pure.py: raise both when what they offer changes */
 
 static PyObject *miss;      /* what a front returns when it has no answer */
 static PyObject *monotonic; /* time.monotonic: the one clock that can be read without a call */
@@ -254,12 +254,12 @@ static PyObject *front_look(Front *self, PyObject *const *args, size_t nargsf, P
     }
     double now;
     Py_INCREF(held); /* a clock written in Python may run anything */
-    if (!era_now(era, &now)) {
+    Py_INCREF(era);
+    int is_known = era_now(era, &now), is_fresh = is_known && now < held->fresh_until && now < era->trusted_until;
+    Py_DECREF(era);
+    if (!is_fresh) {
         Py_DECREF(held);
-        return NULL;
-    }
-    if (!(now < held->fresh_until) || !(now < era->trusted_until)) {
-        Py_DECREF(held);
+        if (!is_known) return NULL;
         goto none;
     }
     held->used = 1;
@@ -317,9 +317,14 @@ static PyObject *front_serve(Front *self, PyObject *era) {
         PyErr_SetString(PyExc_TypeError, "era: an Era");
         return NULL;
     }
+    PyObject *table = PyDict_New();
+    if (table == NULL) return NULL;
+    PyObject *old_table = self->table, *old_era = (PyObject *)self->era;
     Py_INCREF(era);
-    PyDict_Clear(self->table);
-    Py_XSETREF(self->era, (Era *)era);
+    self->table = table; /* both at once: whatever a value's end runs must not find the one with the other */
+    self->era = (Era *)era;
+    Py_DECREF(old_table);
+    Py_XDECREF(old_era);
     Py_RETURN_NONE;
 }
 
@@ -330,8 +335,8 @@ static PyObject *front_drop(Front *self, PyObject *Py_UNUSED(ignored)) {
 }
 
 static PyObject *front_note(Front *self, PyObject *const *args, Py_ssize_t count) {
-    if (count != 2 || !PyTuple_Check(args[0]) || !PyObject_TypeCheck(args[1], &HeldType)) {
-        PyErr_SetString(PyExc_TypeError, "note: a tuple of arguments, and what is held");
+    if (count != 3 || !PyTuple_Check(args[0]) || !PyObject_TypeCheck(args[1], &HeldType)) {
+        PyErr_SetString(PyExc_TypeError, "note: a tuple of arguments, what is held, and its era");
         return NULL;
     }
     PyObject *key = front_key(((PyTupleObject *)args[0])->ob_item, PyTuple_GET_SIZE(args[0]));
@@ -340,7 +345,7 @@ static PyObject *front_note(Front *self, PyObject *const *args, Py_ssize_t count
         Py_RETURN_NONE;
     }
     if (PyDict_GET_SIZE(self->table) >= self->room) PyDict_Clear(self->table);
-    int failed = PyDict_SetItem(self->table, key, args[1]);
+    int failed = (PyObject *)self->era == args[2] && PyDict_SetItem(self->table, key, args[1]);
     Py_DECREF(key);
     if (failed) return NULL;
     Py_RETURN_NONE;
@@ -457,8 +462,10 @@ static PyTypeObject CalleeType;
 /* Before 3.12 a class written in Python does not inherit the fast way to be called, although it inherits the call. */
 static PyObject *callee_init_subclass(PyObject *type, PyObject *Py_UNUSED(ignored)) {
 #if PY_VERSION_HEX < 0x030C0000
-    ((PyTypeObject *)type)->tp_flags |= Py_TPFLAGS_HAVE_VECTORCALL;
-    PyType_Modified((PyTypeObject *)type);
+    if (((PyTypeObject *)type)->tp_call == PyVectorcall_Call) { /* it has no __call__ of its own */
+        ((PyTypeObject *)type)->tp_flags |= Py_TPFLAGS_HAVE_VECTORCALL;
+        PyType_Modified((PyTypeObject *)type);
+    }
 #endif
     PyObject *above = PyObject_CallFunctionObjArgs((PyObject *)&PySuper_Type, (PyObject *)&CalleeType, type, NULL);
     if (above == NULL) return NULL;

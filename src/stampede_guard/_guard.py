@@ -737,6 +737,7 @@ class Guard:
             await site.board.drain(self._drain_timeout)
         finally:  # even if cancelled: no load runs on without its connections
             if not site.depth and self._sites.remove(site):  # nobody came in meanwhile
+                site.memory.clear()  # whoever keeps it: it hears of no invalidation, so no front may answer from it
                 await self._close(site)
 
     @staticmethod

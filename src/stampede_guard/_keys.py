@@ -199,12 +199,12 @@ def _template_body(template: Template) -> str:
         elif "." in part:
             pieces.append(f"{{_sg_text({part})}}")
         else:
-            pieces.append(f"{{{part} if {part}.__class__ is int and {part} >= 0 else _sg_text({part})}}")
+            pieces.append(f"{{{part} if {part}.__class__ is _sg_int and {part} >= 0 else _sg_text({part})}}")
     return "".join(pieces)
 
 
 def _derived_body(function: Callable[..., Any], names: Sequence[str]) -> str:
-    values = [f"{{{name} if {name}.__class__ is int else _sg_canonical({name})}}" for name in names]
+    values = [f"{{{name} if {name}.__class__ is _sg_int else _sg_canonical({name})}}" for name in names]
     return f"{name_of(function)}({','.join(values)})"
 
 
@@ -250,5 +250,5 @@ def _read(variable: ContextVar[Any]) -> str:
 
 def _builder(function: Callable[..., Any], expression: str, namespace: dict[str, Any]) -> Any:
     """Return a function with the parameters of *function* that returns the value of *expression*."""
-    namespace |= {"_sg_text": text_of, "_sg_canonical": canonical, "_sg_read": _read}
+    namespace |= {"_sg_int": int, "_sg_text": text_of, "_sg_canonical": canonical, "_sg_read": _read}
     return compile_like(function, ("return " + expression,), namespace)

@@ -87,7 +87,8 @@ class CoalescedMany(Generic[K, V]):
         Raises:
             InvalidationPending: the store has not confirmed (see `Guard.invalidate`).
         """
-        ops = list(map(self._build_key, self._checked(ids)))
+        self._checked(ids)
+        ops = list(dict.fromkeys(map(self._build_key, ids)))  # not of equal ids: 1 and 1.0 may be two ops
         if self._is_local or not (self._operation.policy.l2_ttl is not None or self.guard.has_bus):
             for op in ops:
                 await self.guard.forget(op)

@@ -38,7 +38,7 @@ class _Entries(FIFOCache[str, Held]):
         self.discard(op)
         self[op] = self.held[op] = held
         if tags:
-            self._tags[op] = tags
+            self._tags[op] = tags = tuple(dict.fromkeys(tags))  # two templates may have come to one tag
             for tag in tags:
                 self._tagged.setdefault(tag, set()).add(op)
 
@@ -132,7 +132,7 @@ class Memory:
                 return
             front.serve(self._era)
             self._fronts.add(front)
-        front.note(args, held)
+        front.note(args, held, self._era)  # which has another by now, if another thread's loop asked too
 
     def put(self, op: str, value: object, life: float, tags: Sequence[str] = ()) -> None:
         """Keep *value* for *life* seconds."""

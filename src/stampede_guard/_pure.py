@@ -11,7 +11,7 @@ __all__ = ("MISS", "Callee", "Era", "Front", "Held", "Tally")
 
 MISS: Any = object()
 
-FORM = 1  # raised whenever what is here changes, here and in `_fast.c`: what was compiled before is of no use then
+FORM = 2  # raised whenever what is here changes, here and in `_fast.c`: what was compiled before is of no use then
 
 _PLAIN = frozenset({int, str, type(None)})  # equal ones of these classes are alike; 1, 1.0 and True are not
 
@@ -86,10 +86,10 @@ class Front:
 
     def __call__(self, *args: Any) -> Any:
         """Return the answer to a call with these arguments, or `MISS`; only in a coroutine, since it may go stale."""
-        era, key = self.era, args[0] if len(args) == 1 else args
+        table, era, key = self._table, self.era, args[0] if len(args) == 1 else args  # see `serve` for their order
         if era is None or not (key.__class__ in _PLAIN or (key is args and _is_plain(args))):
             return MISS
-        held = self._table.get(key)
+        held = table.get(key)
         if held is None:
             return MISS
         now = era.clock()
@@ -103,20 +103,24 @@ class Front:
 
     def serve(self, era: Era, /) -> None:
         """Answer from *era* from now on."""
-        self._table.clear()
+        self.drop()  # another thread that has the new table already sees no era with it
         self.era = era
 
-    def note(self, args: tuple[Any, ...], held: Held, /) -> None:
-        """Answer calls with *args* with what is *held*, if such calls can be told apart for sure."""
-        if _is_plain(args):
-            if len(self._table) >= self._room:
-                self._table.clear()
-            self._table[args[0] if len(args) == 1 else args] = held
+    def note(self, args: tuple[Any, ...], held: Held, era: Era, /) -> None:
+        """Answer calls with *args* with what is *held*, if such calls can be told apart for sure.
+
+        Unless *era*, which it is from, is not the one to answer from: another event loop's thread may have been faster.
+        """
+        table = self._table
+        if self.era is era and _is_plain(args):
+            if len(table) >= self._room:
+                table.clear()
+            table[args[0] if len(args) == 1 else args] = held
 
     def drop(self) -> None:
         """Know nothing, and answer from nowhere."""
-        self._table.clear()
         self.era = None
+        self._table = {}
 
     def __len__(self) -> int:
         return len(self._table)

@@ -11,6 +11,8 @@ from itertools import count
 from typing import Any
 from weakref import finalize
 
+from .errors import NotCoalescable
+
 _KINDS = inspect.Parameter
 _numbers = count(1)
 
@@ -69,21 +71,28 @@ def compile_like(
         body: Lines of source; they can use the parameters and the names in *namespace*.
         namespace: The rest of what the body uses; its names begin with `_sg_`.
         is_async: Whether it is a coroutine function.
+
+    Raises:
+        NotCoalescable: a parameter has such a name too.
     """
     names = dict(namespace)
     signature: list[inspect.Parameter] = []
     for parameter in parameters_of(function):
+        if parameter.name.startswith("_sg_"):
+            message = f"{function.__qualname__}: call the parameter {parameter.name!r} something that is not _sg_…"
+            raise NotCoalescable(message)
         default: Any = _KINDS.empty
         if parameter.default is not _KINDS.empty:
             default = _Verbatim(f"_sg_default_{parameter.name}")
             names[default.name] = parameter.default
         signature.append(parameter.replace(annotation=_KINDS.empty, default=default))
-    name = function.__name__ if function.__name__.isidentifier() else "call"
-    head = f"{'async ' * is_async}def {name}{inspect.Signature(signature)}:"
+    head = f"{'async ' * is_async}def _sg_made{inspect.Signature(signature)}:"
     source = "\n".join((head, *(f"    {line}" for line in body), ""))
     file = f"<stampede_guard {function.__module__}.{function.__qualname__} {next(_numbers)}>"
     exec(compile(source, file, "exec"), names)  # noqa: S102  # as dataclasses do
-    made = names[name]
+    made = names["_sg_made"]
+    # Set afterwards, as a name may be anything: that of a lambda, a keyword, or one that the body uses.
+    made.__code__ = made.__code__.replace(co_name=function.__name__, co_qualname=function.__qualname__)
     if is_async:  # tracebacks go through a coroutine, and should show what it says
         linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
         finalize(made, linecache.cache.pop, file, None).atexit = False

@@ -1,3 +1,4 @@
+import gc
 import subprocess
 import sys
 from pathlib import Path
@@ -6,10 +7,15 @@ from xml.etree import ElementTree as ET
 import msgspec
 import pytest
 
-from benchmarks.flame import flame_graph, layers, parse
+from benchmarks import profile_route
+from benchmarks.flame import Layer, flame_graph, layers, parse
 from benchmarks.growing import QUESTIONS, Curve, Picture, Question
 from benchmarks.growing.page import END, begin
 from benchmarks.growth import DOCS, PAGE, REPOSITORY, Report, main
+from benchmarks.model import Figure
+from demo_api.app import create_app
+from demo_api.servers import ServerUrls
+from demo_api.settings import Settings
 
 STACKS = """\
 <module> (/x/__main__.py:1);run (/lib/asyncio/runners.py:118) 5
@@ -147,3 +153,36 @@ def test_flame_graph_is_as_wide_as_its_samples() -> None:
         "uvicorn: run, 50.0%": (500.0, 499.5),
         "fastapi: app, 37.5%": (500.0, 374.5),
     } == boxes
+
+
+def test_route_is_shown(tmp_path: Path, docs: Path) -> None:
+    """What was sampled goes into the page as a picture, a table and a ratio."""
+    path, ratio = tmp_path / "route.json", Figure(0.98, 0.97, 0.99)
+    shares = [Layer("uvicorn", 0.25, 0.75), Layer("stampede_guard", 0.005, 0.01)]
+    found = profile_route.Found(False, 200, shares, {"uvicorn|run;fastapi|app": 200}, ratio, ratio)  # noqa: FBT003  # is_quick
+    path.write_bytes(msgspec.json.encode(found))
+
+    assert 0 == profile_route.main(["--read", str(path), "--docs", str(docs)])
+
+    page = (docs / PAGE).read_text()
+    assert "| uvicorn | 25.0% | 75.0% |\n| stampede_guard | 0.5% | 1.0% |" in page
+    assert "0.98 (0.97–0.99) in one process" in page
+    assert "fastapi: app" in (docs / profile_route.PICTURE).read_text()
+
+
+async def test_ratio_of_the_routes(menus_url: str, redis_url: str) -> None:
+    """Both routes answer within one process, and leave the garbage collector as they found it."""
+    before = gc.get_threshold()
+
+    ratio = await profile_route.in_process(ServerUrls(redis=redis_url, postgres=menus_url), 2)
+
+    assert 0 < ratio.low <= ratio.median <= ratio.high
+    assert before == gc.get_threshold()
+
+
+@pytest.mark.parametrize(("ceiling_first", "first"), [(False, "restaurants"), (True, "prebuilt")])
+def test_route_under_load_is_tried_first(ceiling_first: bool, first: str) -> None:  # noqa: FBT001
+    """Neither of the two routes that are compared pays for the other's place."""
+    paths = create_app(Settings(ceiling_first=ceiling_first)).openapi()["paths"]
+
+    assert f"/{first}/{{restaurant_id}}/menu" == next(iter(paths))

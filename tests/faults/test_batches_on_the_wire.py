@@ -152,10 +152,12 @@ async def test_connection_that_is_cut_under_a_batch(wire: Wire, store: RedisStor
 
     wire.on_request = cut
     renewed = asyncio.gather(*(store.renew(key, new_token(), 60) for key in keys[:10]))
+    token = asyncio.ensure_future(store.stored_by(f"{keys[20]}:v"))
     acquired = asyncio.gather(*(find(store, key) for key in keys[10:20]), return_exceptions=True)
     errors = await acquired
 
     assert [False] * 10 == await renewed
+    assert keys[20][4:26] == (await token).decode()
     assert 10 == len({id(error) for error in errors if isinstance(error, Exception)})
     assert keys == values([*await asyncio.gather(*(find(store, key) for key in keys))])
 
@@ -248,7 +250,7 @@ async def test_one_reply_too_many(wire: Wire, store: RedisStore, keys: list[str]
     await store.open()
     wire.on_reply = add
     with pytest.raises(UnexpectedReply):
-        await store.stored_by(f"{keys[0]}:v")
+        await find(store, keys[0])
     wire.on_reply = passes
 
     assert keys == values([*await asyncio.gather(*(find(store, key) for key in keys))])

@@ -310,6 +310,18 @@ async def test_closed_store_answers_nobody(store: RedisStore, keys: list[str]) -
     assert {ConnectionError} == {type(answer) for answer in answers}
 
 
+async def test_nobody_asks_again_when_the_store_is_closed(store: RedisStore, keys: list[str]) -> None:
+    """What may be asked twice is not when it was closing that kept it from an answer: no task begins, no connection."""
+    asking = [asyncio.ensure_future(store.renew(key, new_token(), 60)) for key in keys]
+    await asyncio.sleep(0)  # everybody has asked
+    await store.aclose()
+    answers = await asyncio.gather(*asking, return_exceptions=True)
+
+    assert {ConnectionError} == {type(answer) for answer in answers}
+    assert not [connection for connection in pool_of(store)._available_connections if connection.is_connected]
+    assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("batch for")]
+
+
 async def test_nodes_that_are_gone_are_forgotten(
     store: RedisStore, keys: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

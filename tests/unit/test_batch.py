@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from stampede_guard.stores import Crowded, _batch
+from stampede_guard.stores import LOST_TOGETHER, Crowded, _batch
 from stampede_guard.stores._batch import Batches
-from stampede_guard.stores._parcel import Question
+from stampede_guard.stores._parcel import Look, Question
 from stampede_guard.testing import Gate
 
 
@@ -66,6 +66,17 @@ async def test_error_that_cannot_be_copied() -> None:
     assert ["Peculiar"] * 3 == [str(error) for error in errors]
     assert 3 == len({id(error) for error in errors})
     assert failures == ["failed"]
+
+
+async def test_failure_that_is_shared() -> None:
+    """All but one of those who travelled together learn that it was theirs together, whatever else is noted on it."""
+    error = ConnectionError("cut")
+    error.add_note("what the driver noted")
+    batches, _ = make(Node(error=error))
+
+    errors = await asyncio.gather(*(batches.ask(ping()) for _ in range(3)), return_exceptions=True)
+
+    assert [False, True, True] == [LOST_TOGETHER in getattr(each, "__notes__", ()) for each in errors]
 
 
 async def test_those_who_ask_again_at_once_need_no_other_connection() -> None:
@@ -156,3 +167,53 @@ async def test_nobody_is_told_twice() -> None:
         while not batches.is_idle:
             await asyncio.sleep(0)
     assert failures == []
+
+
+async def test_question_that_cannot_be_packed() -> None:
+    """Whoever travels with it is told, at once; those after them are answered."""
+    batches, _ = make(Node())
+    nonsense = Look("\udc80", ("t" * 22, 1, b"", ""), 10, (), 1)
+
+    errors = await asyncio.gather(batches.ask(ping()), batches.ask(nonsense), return_exceptions=True)
+
+    assert [UnicodeEncodeError] * 2 == [type(error) for error in errors]
+    assert [b"PONG"] == await batches.ask(ping())
+
+
+async def test_batch_that_is_cancelled_before_it_sets_out() -> None:
+    """As a loop does with every task when it is about to end; whoever asks while they clean up is answered."""
+    batches, _ = make(Node())
+
+    before = batches.ask(ping())
+    (task,) = batches._under_way
+    task.cancel()
+    await asyncio.wait([task])
+    after = batches.ask(ping())
+
+    assert [[b"PONG"]] * 2 == await asyncio.gather(before, after)
+
+
+async def test_question_that_is_given_up_before_it_is_sent() -> None:
+    """It is not sent, and if there is no other, nothing is."""
+    node = Node()
+    batches, _ = make(node)
+
+    batches.ask(ping()).cancel()
+    async with asyncio.timeout(10):
+        while not batches.is_idle:
+            await asyncio.sleep(0)
+
+    assert node.sizes == []
+
+
+async def test_question_that_comes_too_late() -> None:
+    """Whoever asks when there is nobody left to answer is told so, and nothing is begun for them."""
+    node = Node()
+    batches, _ = make(node)
+
+    await batches.aclose()
+    with pytest.raises(ConnectionError, match="closed"):
+        await batches.ask(ping())
+
+    assert batches.is_idle
+    assert node.sizes == []

@@ -195,6 +195,34 @@ def test_signature() -> None:
     assert expected == str(inspect.signature(module_level)).replace("typing.", "")
 
 
+@pytest.mark.parametrize("name", ["class", "_sg_ask", "_sg_front", "a name", "\ufb01sh", "load"])
+async def test_any_name(name: str, guard: Guard) -> None:
+    """A function may have any name: a keyword, one that its stand-in uses, or one that is no name at all."""
+
+    async def load(item: int) -> int:
+        return item
+
+    load.__name__ = load.__qualname__ = name
+    coalesced = coalesce(ttl=5, guard=guard)(load)
+
+    answers = [await coalesced(7) for _ in range(3)]
+    coroutine = coalesced(7)
+    names = (coroutine.__name__, coroutine.cr_code.co_name)  # type: ignore[attr-defined]  # a coroutine has one
+    await coroutine
+
+    assert [7, 7, 7] == answers
+    assert (name, name) == names
+
+
+def test_parameter_that_its_stand_in_needs() -> None:
+    """A parameter with a name that could be one of the stand-in's own is refused at once."""
+
+    async def load(_sg_front: int) -> int: ...
+
+    with pytest.raises(NotCoalescable, match=r"call the parameter '_sg_front' something that is not _sg_…"):
+        coalesce(load)
+
+
 def test_attributes() -> None:
     """Name, module, docstring and annotations are the function's, and it can be had."""
 
@@ -544,6 +572,15 @@ async def test_class_method(name: str, menus: type[Any]) -> None:
     answers = [await getattr(receiver, name)(7) for receiver in (menus, More, menus(), More())]
 
     assert ["Menus", "More", "Menus", "More"] == answers
+
+
+async def test_class_method_under_another_name(menus: type[Any], guard: Guard) -> None:
+    """What another class borrows stays bound to the class that it was taken from, as class methods do."""
+
+    class Borrower:
+        load = menus.of_class
+
+    assert ["Menus", "Menus"] == [await Borrower.load(7), await Borrower().load(7)]
 
 
 async def test_class_method_invalidates(menus: type[Any], guard: Guard) -> None:

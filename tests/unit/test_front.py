@@ -76,7 +76,7 @@ async def test_answers_a_call_that_it_knows(form: ModuleType, front: Any, tally:
     """Arguments of the plain kinds lead to what is held; it is counted, and marked as used."""
     before = (front(*args), soup.used, tally.l1_hits)
 
-    front.note(args, soup)
+    front.note(args, soup, front.era)
     after = (front(*args), front(*args), soup.used, tally.l1_hits)
 
     assert (form.MISS, False, 0) == before
@@ -88,9 +88,9 @@ async def test_answers_a_call_that_it_knows(form: ModuleType, front: Any, tally:
 )
 async def test_other_arguments_are_not_its_business(form: ModuleType, front: Any, soup: Any, args: Any) -> None:
     """What could be equal to something else, or change, is neither noted nor looked up."""
-    front.note((7,), soup)
-    front.note((7, 1), soup)
-    front.note(args, soup)
+    front.note((7,), soup, front.era)
+    front.note((7, 1), soup, front.era)
+    front.note(args, soup, front.era)
 
     assert form.MISS is front(*args)
     assert 2 == len(front)
@@ -98,7 +98,7 @@ async def test_other_arguments_are_not_its_business(form: ModuleType, front: Any
 
 async def test_one_and_true_are_two(form: ModuleType, front: Any, soup: Any) -> None:
     """`1`, `1.0` and `True` are equal, and different arguments; so are one argument and a tuple of it."""
-    front.note((1,), soup)
+    front.note((1,), soup, front.era)
 
     assert [form.MISS] * 4 == [front(True), front(1.0), front("1"), front(1, None)]  # noqa: FBT003  # that is the point
 
@@ -106,14 +106,14 @@ async def test_one_and_true_are_two(form: ModuleType, front: Any, soup: Any) -> 
 @pytest.mark.parametrize("value", [None, False, 0, "", ()])
 async def test_any_value_is_an_answer(form: ModuleType, front: Any, clock: ManualClock, value: object) -> None:
     """Nothing that a loader returns is taken for a miss."""
-    front.note((7,), form.Held(value, clock() + 5))
+    front.note((7,), form.Held(value, clock() + 5), front.era)
 
     assert value == front(7)
 
 
 async def test_not_beyond_its_freshness(form: ModuleType, front: Any, soup: Any, clock: ManualClock) -> None:
     """From the instant at which an entry stops being fresh, memory has to decide."""
-    front.note((7,), soup)
+    front.note((7,), soup, front.era)
 
     clock.advance(4.999)
     before = front(7)
@@ -125,7 +125,7 @@ async def test_not_beyond_its_freshness(form: ModuleType, front: Any, soup: Any,
 
 async def test_not_beyond_trust(form: ModuleType, front: Any, soup: Any, era: Any, clock: ManualClock) -> None:
     """Nor does it answer when an invalidation may have been missed."""
-    front.note((7,), soup)
+    front.note((7,), soup, front.era)
     era.trusted_until = clock() + 1
 
     before = front(7)
@@ -137,7 +137,7 @@ async def test_not_beyond_trust(form: ModuleType, front: Any, soup: Any, era: An
 
 async def test_not_what_is_dead(form: ModuleType, front: Any, soup: Any) -> None:
     """An entry that memory let go of is no answer, and keeps nothing alive."""
-    front.note((7,), soup)
+    front.note((7,), soup, front.era)
 
     soup.kill()
 
@@ -147,12 +147,12 @@ async def test_not_what_is_dead(form: ModuleType, front: Any, soup: Any) -> None
 
 async def test_dropped(form: ModuleType, front: Any, soup: Any, era: Any) -> None:
     """A front that was dropped knows nothing, until it serves again."""
-    front.note((7,), soup)
+    front.note((7,), soup, front.era)
 
     front.drop()
     dropped = (front.era, len(front), front(7))
     front.serve(era)
-    front.note((7,), soup)
+    front.note((7,), soup, front.era)
 
     assert (None, 0, form.MISS) == dropped
     assert "soup" == front(7)
@@ -161,10 +161,10 @@ async def test_dropped(form: ModuleType, front: Any, soup: Any, era: Any) -> Non
 async def test_never_more_than_there_is_room_for(form: ModuleType, front: Any, soup: Any) -> None:
     """When its room is used up, all is forgotten."""
     for number in range(3):
-        front.note((number,), soup)
+        front.note((number,), soup, front.era)
     full = [front(number) for number in range(3)]
 
-    front.note((3,), soup)
+    front.note((3,), soup, front.era)
 
     assert ["soup"] * 3 == full
     assert [form.MISS] * 3 + ["soup"] == [front(number) for number in range(4)]
@@ -180,10 +180,10 @@ def test_silent_in_another_loop(form: ModuleType, tally: Any, clock: ManualClock
 
     with asyncio.Runner() as mine, asyncio.Runner() as other:
         front.serve(form.Era(clock, ref(mine.get_loop())))
-        front.note((7,), held)
+        front.note((7,), held, front.era)
         answers = [mine.run(look()), other.run(look()), front(7), mine.run(look())]
         front.serve(form.Era(clock, None))
-        front.note((7,), held)
+        front.note((7,), held, front.era)
         answers.append(mine.run(look()))
 
     assert ["soup", form.MISS, form.MISS, "soup", form.MISS] == answers
@@ -192,8 +192,8 @@ def test_silent_in_another_loop(form: ModuleType, tally: Any, clock: ManualClock
 async def test_real_time(form: ModuleType, front: Any) -> None:
     """By the real clock, what is fresh for long is answered, and what is not fresh any more is not."""
     front.serve(form.Era(time.monotonic, ref(asyncio.get_running_loop())))
-    front.note((1,), form.Held("soup", time.monotonic() + 60))
-    front.note((2,), form.Held("salad", time.monotonic()))
+    front.note((1,), form.Held("soup", time.monotonic() + 60), front.era)
+    front.note((2,), form.Held("salad", time.monotonic()), front.era)
 
     assert ("soup", form.MISS) == (front(1), front(2))
 
@@ -206,7 +206,7 @@ async def test_clock_that_fails(form: ModuleType, tally: Any, soup: Any) -> None
 
     front = form.Front(tally, 3)
     front.serve(form.Era(broken, ref(asyncio.get_running_loop())))
-    front.note((7,), soup)
+    front.note((7,), soup, front.era)
 
     with pytest.raises(OSError):  # noqa: PT011  # it has no text
         front(7)
@@ -221,7 +221,7 @@ async def test_no_cycle_is_left(form: ModuleType, tally: Any, era: Any, clock: M
     menu = Menu()
     front = form.Front(tally, 3)
     front.serve(era)
-    front.note((7,), form.Held(menu, clock() + 5))
+    front.note((7,), form.Held(menu, clock() + 5), front.era)
     menu.front = front  # type: ignore[attr-defined]
     gone = ref(menu)
 
@@ -229,6 +229,62 @@ async def test_no_cycle_is_left(form: ModuleType, tally: Any, era: Any, clock: M
     gc.collect()
 
     assert gone() is None
+
+
+async def test_not_what_another_era_holds(form: ModuleType, front: Any, soup: Any, clock: ManualClock) -> None:
+    """What is held by the memory of another loop, whose thread lost the race for the front, is not noted."""
+    other = form.Era(clock, ref(asyncio.get_running_loop()))
+
+    front.note((7,), soup, other)
+    noted = len(front)
+    front.drop()
+    front.note((7,), soup, other)
+
+    assert (0, 0) == (noted, len(front))
+
+
+async def test_no_answer_of_the_era_before(form: ModuleType, front: Any, clock: ManualClock) -> None:
+    """What is noted while the values of an era that is over are let go of does not survive it."""
+    soup, before = form.Held("soup", clock() + 5), front.era
+
+    class Menu:
+        def __del__(self) -> None:
+            front.note((9,), soup, before)
+
+    front.note((7,), form.Held(Menu(), clock() + 5), before)
+    front.serve(form.Era(clock, ref(asyncio.get_running_loop())))
+
+    assert form.MISS is front(9)
+
+
+async def test_clock_that_ends_the_era(form: ModuleType, tally: Any) -> None:
+    """A look whose clock has the front forget its era, which nothing else keeps alive, ends well."""
+    front = form.Front(tally, 3)
+
+    class Clock:
+        def __call__(self) -> float:
+            front.drop()
+            gc.collect()
+            return 1.0
+
+    front.serve(form.Era(Clock(), ref(asyncio.get_running_loop())))
+    front.note((7,), form.Held("soup", 5.0), front.era)
+
+    assert "soup" == front(7)
+    assert form.MISS is front(7)
+
+
+def test_callee_whose_class_says_how_it_is_called(form: ModuleType) -> None:
+    """A class that is derived from it and has a call of its own is called that way."""
+
+    class Shouting(form.Callee):  # type: ignore[name-defined,misc]
+        def __call__(self, text: str) -> str:
+            return text.upper()
+
+    callee = Shouting()
+    callee._call = str
+
+    assert "SOUP" == callee("soup")
 
 
 def test_callee_is_called_like_its_function(form: ModuleType) -> None:
@@ -409,6 +465,34 @@ async def test_closed_guard_is_closed_for_the_front_too() -> None:
     assert [7, 7, 7] == answers
     with pytest.raises(GuardClosed):
         await load(7)
+
+
+@pytest.mark.parametrize("is_reopened", [False, True])
+async def test_closed_guard_is_closed_whoever_holds_on_to_it(is_reopened: bool) -> None:  # noqa: FBT001
+    """What a front knows ends with the block, even if a load that was left behind keeps the block's memory alive."""
+    from stampede_guard.testing import FaultStore  # noqa: PLC0415  # needed here alone
+
+    clock = ManualClock()
+    guard = Guard(lambda: FaultStore(clock), clock=clock)
+    menus = {7: "soup"}
+
+    @coalesce("menu-{menu_id}", ttl=60, guard=guard)
+    async def load(menu_id: int) -> str:
+        return menus[menu_id]
+
+    async with guard:
+        left_behind = guard._sites.here()
+        answers = [await load(7) for _ in range(3)]
+
+    menus[7] = "salad"
+    if is_reopened:
+        async with guard:
+            answers += [await load(7) for _ in range(3)]
+    with pytest.raises(GuardClosed):
+        await load(7)
+
+    assert left_behind is not None
+    assert ["soup"] * 3 + ["salad"] * 3 * is_reopened == answers
 
 
 async def test_isolated_answers_are_copies_each_time(guard: Guard) -> None:

@@ -225,6 +225,17 @@ def test_default_that_has_no_canonical_form() -> None:
     assert "1-7" == compile_key(load, "{item}-{user.number}").build(1)
 
 
+@pytest.mark.parametrize(("left", "written"), [("1", "'1'"), (1, "1"), ("x','y", "\"x','y\"")])
+def test_parameter_called_int_lets_nothing_in_unquoted(left: object, written: str) -> None:
+    """An argument that is a class, under the name of one, does not change how the others are written."""
+
+    async def load(left: Any, int: type) -> None: ...  # noqa: A002  # that is the point
+
+    op = compile_key(load, None).build(left, type(left))
+
+    assert op.endswith(f"({written},builtins.{type(left).__name__})")
+
+
 def test_parameter_names_shadow_nothing() -> None:
     """Parameters may be called as the builtins are, or as the compiled function's own names."""
 

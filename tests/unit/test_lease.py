@@ -8,7 +8,7 @@ from leasing import LeasingDouble, Server, eventually
 from stampede_guard._codec import seal
 from stampede_guard._messages import Message, woken
 from stampede_guard._stats import Counters
-from stampede_guard.stores import Refused, Stored, Verdict
+from stampede_guard.stores import Crowded, Refused, Stored, Verdict
 from stampede_guard.stores._lease import Found, Lease
 from stampede_guard.stores._tier import Tier
 from stampede_guard.testing import FaultStore, Gate, ManualClock
@@ -223,10 +223,12 @@ async def test_request_that_was_lost(here: Process, server: Server, monkeypatch:
 
 
 @pytest.mark.parametrize(
-    ("error", "times"), [(ConnectionResetError(), 2), (TimeoutError(), 1), (Refused("LOADING"), 1)], ids=repr
+    ("error", "times"),
+    [(ConnectionResetError(), 2), (TimeoutError(), 1), (Refused("LOADING"), 1), (Crowded(), 1)],
+    ids=repr,
 )
 async def test_requests_that_are_not_repeated(error: Exception, times: int, here: Process) -> None:
-    """A caller waits for one deadline, not two; and a no is a no."""
+    """A caller waits for one deadline, or once for room, not twice; and a no is a no."""
     here.store.error = error
 
     assert "blind" == await here.lease().ask(as_it_is)

@@ -521,6 +521,16 @@ async def test_several_are_invalidated(menus: Menus, guard: Guard) -> None:
     assert [[1, 2, 3, 4], [1, 3]] == menus.asked
 
 
+async def test_equal_ids_are_invalidated_each(menus: Menus, guard: Guard) -> None:
+    """Ids that are equal, and not the same, have an op each; when both are named, both are forgotten."""
+    load = loader_of(menus, guard)
+    await load([1])
+    await load([1.0])  # type: ignore[list-item]  # that is the point
+    await load.invalidate(1, 1.0)  # type: ignore[arg-type]
+
+    assert (None, None) == (load.peek(1), load.peek(1.0))  # type: ignore[arg-type]
+
+
 async def test_tags_are_those_of_each_id(menus: Menus, guard: Guard) -> None:
     """A tag that names the id is that id's alone; others are everybody's."""
     load = loader_of(menus, guard, tags=("restaurant:{menu_id}", "menus"))

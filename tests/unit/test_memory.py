@@ -161,6 +161,23 @@ def test_no_tags_are_kept_of_what_is_gone(memory: Memory, clock: ManualClock) ->
     assert ({}, {}) == (memory._entries._tags, memory._entries._tagged)
 
 
+@pytest.mark.parametrize("way", ["drop", "drop_tagged", "evict"])
+def test_tag_that_is_there_twice(way: str, memory: Memory) -> None:
+    """An entry whose tags come to the same, as of an order whose buyer is its seller, goes like any other."""
+    memory.put("a", "soup", 5, ("user-7", "user-7"))
+
+    if way == "drop":
+        memory.drop("a")
+    elif way == "drop_tagged":
+        memory.drop_tagged("user-7")
+    else:
+        for op in "bcd":
+            memory.put(op, op, 5)
+
+    assert "a" not in memory
+    assert ({}, {}) == (memory._entries._tags, memory._entries._tagged)
+
+
 def test_tags_of_everything(memory: Memory) -> None:
     """`clear` forgets the tags too."""
     memory.put("a", "soup", 5, ("soups",))

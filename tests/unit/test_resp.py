@@ -47,6 +47,14 @@ def test_replies_that_come_in_pieces(sent: list[tuple[bytes, Any]], data: st.Dat
     assert cut + lacking <= len(text)
 
 
+@pytest.mark.parametrize("before", [b"", b"*3\r\n$3\r\nHIT\r\n:7\r\n"])
+def test_long_value_tells_how_much_it_lacks(before: bytes) -> None:
+    """By itself or within an array, so that it can be waited for as a whole."""
+    text = before + b"$1000000\r\n" + b"x" * 10
+
+    assert parse(text, 0, 1, []) == (0, 1_000_000 - 10 + 2)
+
+
 def test_no_more_is_read_than_was_asked_for() -> None:
     """What follows is left, for whoever notices that it is too much."""
     replies: list[Any] = []
@@ -67,6 +75,8 @@ def test_no_more_is_read_than_was_asked_for() -> None:
         b"*-7\r\n",
         b"*1\r\n" * 500,
         b"\x00" * 100_000,
+        b"+" * 100_000,
+        b"-+" * 50_000,
     ],
 )
 def test_nonsense(nonsense: bytes) -> None:

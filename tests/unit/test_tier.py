@@ -11,7 +11,7 @@ from stampede_guard._breaker import Breaker
 from stampede_guard._codec import seal
 from stampede_guard._messages import Message
 from stampede_guard._stats import Counters
-from stampede_guard.stores import Refused, Stored
+from stampede_guard.stores import LOST_TOGETHER, Refused, Stored
 from stampede_guard.stores import _asking as asking_module
 from stampede_guard.stores import _pending as pending_module
 from stampede_guard.stores import _tier as tier_module
@@ -227,6 +227,25 @@ async def test_open_breaker_spares_the_store(rig: Rig) -> None:
 
     assert ["read"] * 4 + ["write"] == rig.store.asked
     assert {"l2_errors": 3, "l2_skips": 2} == rig.counted
+
+
+async def test_operations_that_were_lost_together(rig: Rig) -> None:
+    """They are one failure of their node; should one of them be the probe, there is another in its time."""
+    together = OSError("lost")
+    together.add_note(LOST_TOGETHER)
+    rig.store.error = together
+    for _ in range(5):
+        await rig.read()
+    before = rig.breaker.state, rig.counted["l2_errors"]
+    rig.breaker.trip("test")
+    rig.clock.advance(0.2)
+    await rig.read()
+    probed = rig.breaker.state
+    rig.clock.advance(0.2)
+    rig.store.error = None
+    await rig.read()
+
+    assert (("closed", 5), "open", "closed") == (before, probed, rig.breaker.state)
 
 
 async def test_one_probe_at_a_time(rig: Rig, pause: Pause) -> None:

@@ -15,8 +15,12 @@ __all__ = ("Crowded", "LeasingStore", "Refused", "Store", "Stored", "Subscriptio
 class Refused(Exception):  # noqa: N818  # a verdict of the store, not a fault in it
     """The store is alive and said no: full, read-only, no permission. The text is a code for the log.
 
-    Anything else that a store raises counts against its node.
+    Anything else that a store raises counts against its node, unless it has the note `LOST_TOGETHER`.
     """
+
+
+LOST_TOGETHER = "lost together with others, for one of which it counts against the node"
+"""Note on the exceptions of all but one of the operations that one failure has ended."""
 
 
 class Crowded(Exception):  # noqa: N818  # says nothing about the node

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from .._breaker import Breaker
 from .._stats import Counters
-from . import Crowded, Refused
+from . import LOST_TOGETHER, Crowded, Refused
 from ._patience import Patience
 
 T = TypeVar("T")
@@ -99,6 +99,8 @@ class Asking:
         if isinstance(error, Refused):
             breaker.succeeded()  # a no is an answer
             self.note_refusal(verb, str(error))
+        elif LOST_TOGETHER in getattr(error, "__notes__", ()):
+            breaker.gave_up()  # else one lost connection of many would open it
         else:
             breaker.failed(reason(error))
 

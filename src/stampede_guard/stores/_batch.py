@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextvars import Context
 from typing import Any
 
-from . import Crowded
+from . import LOST_TOGETHER, Crowded
 from ._node import Node, Said
 from ._parcel import Look, Parcel, Question
 from ._patience import Patience
@@ -47,6 +47,7 @@ class Batches:
         self._under_way: set[asyncio.Task[None]] = set()
         self._queue: list[asyncio.Future[None]] = []  # of those who wait until there is room
         self._is_due = False
+        self._is_closed = False
         self._hits = 0.0  # share of looks
 
     @property
@@ -83,6 +84,9 @@ class Batches:
     def ask(self, question: Question | Look) -> asyncio.Future[Any]:
         """Return the future of *question*'s answer, which raises if there is none."""
         answer = question.answer = self._loop.create_future()
+        if self._is_closed:
+            _tell([question], ConnectionError("closed"))
+            return answer
         self._waiting.append(question)
         if not self._is_due:
             self._set_out()
@@ -99,6 +103,8 @@ class Batches:
 
     def _arrive(self, task: asyncio.Task[None]) -> None:
         self._under_way.discard(task)
+        if task.cancelled():
+            self._is_due = False  # it may not even have begun; a task too many finds nothing to carry
         self._admit()
         if self._waiting and not self._is_due:
             self._set_out()
@@ -109,7 +115,7 @@ class Batches:
         batch = self._next()
         if not batch:
             return
-        parcel = self._pack(batch)
+        parcel: Parcel
 
         async def go_on(replies: list[Any]) -> Said | None:
             nonlocal batch, parcel
@@ -123,6 +129,7 @@ class Batches:
             return parcel.said
 
         try:
+            parcel = self._pack(batch)
             await self._node.converse(parcel.said, go_on)
         except Exception as error:  # noqa: BLE001  # drivers raise more than they document
             self._fail(batch, error)
@@ -174,6 +181,7 @@ class Batches:
 
     async def aclose(self) -> None:
         """Answer nobody any more."""
+        self._is_closed = True
         _tell(self._waiting, ConnectionError("closed"))
         self._waiting.clear()
         tasks = [*self._under_way]
@@ -181,15 +189,19 @@ class Batches:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
-        self._is_due = False
 
 
 def _tell(questions: Iterable[Question | Look], error: Exception) -> None:
     """Tell everybody who has no answer yet, each by an exception of their own: a shared one would tell of others."""
+    is_first = True
     for question in questions:
         answer = question.answer
         if not answer.done():
-            answer.set_exception(_twin(error))
+            twin = _twin(error)
+            if not is_first:
+                twin.__notes__ = [LOST_TOGETHER]  # not added: a copy shares its notes with the original
+            is_first = False
+            answer.set_exception(twin)
             answer.exception()  # seen: who was cancelled just now will not look
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from .._codec import fill_of, seal, unseal
 from .._messages import new_token, woken
 from .._stats import Counters
-from . import Refused, Stored, Verdict
+from . import Crowded, Refused, Stored, Verdict
 from ._asking import NoAnswer
 
 if TYPE_CHECKING:
@@ -195,7 +195,7 @@ class Lease:
         try:
             return await acquire(self._token, self._length, self._unwanted, marks_life)
         except Exception as error:
-            if isinstance(error, TimeoutError | Refused) or "leases" not in self._tier.capabilities:
+            if isinstance(error, TimeoutError | Refused | Crowded) or "leases" not in self._tier.capabilities:
                 raise
         former, self._token = self._token, new_token()
         return await acquire(self._token, self._length, self._unwanted, marks_life, former)

@@ -28,7 +28,15 @@ class Complaint(NamedTuple):
 
 
 class _Incomplete(Exception):  # noqa: N818  # control flow of this module
-    """There is more to come."""
+    """There is more to come.
+
+    Args:
+        lacking: How many bytes at least.
+    """
+
+    def __init__(self, lacking: int = 1) -> None:
+        super().__init__()
+        self.lacking = lacking
 
 
 def pack(words: Iterable[Any]) -> bytes:
@@ -63,8 +71,8 @@ def parse(buffer: bytes, at: int, number: int, replies: list[Any]) -> tuple[int,
         else:
             try:
                 reply, at = _parse_any(buffer, at, 0)
-            except _Incomplete:
-                return at, 1
+            except _Incomplete as incomplete:
+                return at, incomplete.lacking
             append(reply)
     return at, 0
 
@@ -72,7 +80,9 @@ def parse(buffer: bytes, at: int, number: int, replies: list[Any]) -> tuple[int,
 def _parse_any(buffer: bytes, at: int, depth: int) -> tuple[Any, int]:
     """Return the reply that begins at *at*, and where the next one does."""
     end = buffer.find(b"\r\n", at)
-    if end < 0 and len(buffer) - at <= _LONGEST:
+    if end < 0:
+        if len(buffer) - at > _LONGEST:
+            raise UnexpectedReply
         raise _Incomplete
     kind, word, at = buffer[at], buffer[at + 1 : end], end + 2
     if kind == _INTEGER:
@@ -94,7 +104,7 @@ def _parse_sized(buffer: bytes, at: int, kind: int, size: int, depth: int) -> tu
     if kind == _BULK:
         stop = at + size
         if stop + 2 > len(buffer):
-            raise _Incomplete
+            raise _Incomplete(stop + 2 - len(buffer))
         return buffer[at:stop], stop + 2
     found: list[Any] = []
     for _ in range(size):

@@ -235,8 +235,7 @@ class RedisStore:
 
     async def stored_by(self, key: str) -> bytes:
         """Read the token in the value's header."""
-        question = Question((bytes, "GETRANGE", key, 4, 25))
-        (token,) = await self._batches_of(self._topology.primary(key)).ask(question)
+        (token,) = await self._ask(self._topology.primary(key), (bytes, "GETRANGE", key, 4, 25))
         if isinstance(token, Refused):
             raise token
         return bytes(token)
@@ -271,8 +270,7 @@ class RedisStore:
 
     async def aclose(self) -> None:
         """Close every connection."""
-        for batches in self._batches.values():
-            await batches.aclose()
+        await asyncio.gather(*[batches.aclose() for batches in self._batches.values()])
         await self._topology.aclose()
 
     async def _run(self, call: Call) -> Any:
