@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable
+from time import monotonic
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -15,6 +16,7 @@ from stampede_guard._messages import new_token
 from stampede_guard.stores import Refused, Verdict
 from stampede_guard.stores import redis as stores_redis
 from stampede_guard.stores._node import Limits, Node
+from stampede_guard.stores._urls import make_topology, parse_url
 from stampede_guard.stores.redis import RedisStore
 
 T = TypeVar("T")
@@ -285,6 +287,38 @@ async def test_glances_travel_together(  # noqa: PLR0917
     assert found[2] is None
     assert [(b"m" * 11,)] * 3 == [each.marks for each in found if each is not None]
     assert (2, [*["PTTL", "GETRANGE"] * 4, "GET", "PTTL", "GETRANGE", "GET"]) == (tally.round_trips, tally.commands)
+
+
+async def test_replica_that_refuses_is_no_answer(
+    store: RedisStore, keys: list[str], admin: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When a replica has no value to give, for whatever reason, nothing is found there, and the primary will know."""
+    topology: Any = store._topology
+    monkeypatch.setattr(topology, "replica", topology.primary)
+    await admin.delete(f"{keys[0]}:v")
+    await admin.rpush(f"{keys[0]}:v", "no value")
+
+    refused, found = await together(*(store.glance(key, ()) for key in keys[:2]))
+
+    assert refused is None
+    assert [keys[1].encode()] == envelopes([found])
+
+
+async def test_marks_may_be_elsewhere(
+    store: RedisStore, keys: list[str], tag: str, admin: Redis, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The value comes from one replica and the marks from another, side by side."""
+    here: Any = store._topology
+    there = make_topology(parse_url(redis_url), Limits(), monotonic)
+    monkeypatch.setattr(here, "replica", lambda key: (there if key == tag else here).primary(key))
+    await admin.set(tag, "m" * 11)
+
+    found = await store.glance(keys[0], (tag,))
+    await there.aclose()
+
+    assert found is not None
+    assert [keys[0].encode()] == envelopes([found])
+    assert (b"m" * 11,) == found.marks
 
 
 async def test_nothing_is_left_of_a_batch(store: RedisStore, keys: list[str]) -> None:

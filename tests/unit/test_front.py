@@ -4,10 +4,12 @@ import asyncio
 import gc
 import inspect
 import linecache
+import sys
 import time
 import traceback
 from collections.abc import AsyncIterator
 from importlib import import_module
+from importlib.util import find_spec, module_from_spec
 from types import ModuleType
 from typing import Any
 from weakref import ref
@@ -303,6 +305,52 @@ def test_callee_is_called_like_its_function(form: ModuleType) -> None:
 
     assert ((1, 2), {"c": 3}) == callee(1, 2, c=3)
     assert ((), {}) == callee()
+
+
+def test_callee_binds_like_its_function(form: ModuleType) -> None:
+    """Taken from an instance it has that as its first argument, shares its attributes, and stays bound."""
+
+    class Named(form.Callee):  # type: ignore[name-defined,misc]
+        pass
+
+    def function(*args: Any) -> Any:
+        return args
+
+    class Menus:
+        load = Named()
+
+    Menus.load._call = function
+    Menus.load.note = "soup"
+    menus, other = Menus(), Menus()
+    Menus.bound = menus.load  # type: ignore[attr-defined]
+
+    assert Menus.load is Menus.__dict__["load"]
+    assert (menus, 7) == menus.load(7)
+    assert ("soup", menus, None) == (menus.load.note, menus.load._receiver, Menus.load._receiver)
+    assert (menus, 7) == other.bound(7)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("asked", "form_there", "is_compiled"), [("", 0, True), ("1", 0, False), ("", 1, False), ("", None, False)]
+)
+def test_which_form_is_used(
+    asked: str, form_there: int | None, monkeypatch: pytest.MonkeyPatch, *, is_compiled: bool
+) -> None:
+    """The compiled one, unless it was refused, is another release's, or there is none."""
+    compiled = None
+    if form_there is not None:
+        compiled = ModuleType("_fast")
+        compiled.__dict__.update({name: object() for name in pure.__all__}, FORM=pure.FORM + form_there)
+    monkeypatch.setitem(sys.modules, "stampede_guard._fast", compiled)
+    monkeypatch.setenv("STAMPEDE_GUARD_PURE", asked)
+    spec = find_spec("stampede_guard._front")
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+
+    assert is_compiled is module.is_compiled
+    assert is_compiled is not any(getattr(module, name) is getattr(pure, name) for name in pure.__all__)
 
 
 # In the guard
