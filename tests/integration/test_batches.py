@@ -304,7 +304,7 @@ async def test_replica_that_refuses_is_no_answer(
     assert [keys[1].encode()] == envelopes([found])
 
 
-async def test_marks_may_be_elsewhere(
+async def test_marks_may_be_elsewhere(  # noqa: PLR0917
     store: RedisStore, keys: list[str], tag: str, admin: Redis, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The value comes from one replica and the marks from another, side by side."""
