@@ -69,7 +69,9 @@ async def test_breaker_opens_after_three_failures(valkey: ValkeyServer, said: Sa
             answers = [await ask(guard) for _ in range(1000)]
 
     assert ["soup"] * 1000 == answers
-    assert guard.stats().l2_errors == 3
+    # Three questions, and the releases of rights that may have been given: they travel with the next question.
+    assert 3 <= guard.stats().l2_errors <= 5
+    assert guard.stats().l2_skips >= 997
     assert said() == [GONE.format("TimeoutError")]
 
 
