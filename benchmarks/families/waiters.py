@@ -121,8 +121,8 @@ async def measure(setting: Setting) -> list[Table]:
     peers = [EVENT, *(peer for peer in all_peers().values() if peer not in without and peer is not EVENT)]
     failures: dict[str, str] = {}
     callers = setting.scaled(10_000, 100)
-    found = await _crowds(peers, callers, setting.scaled(15, 1), setting, failures)
-    cancelled = await _cancelled(peers, callers, setting.scaled(7, 1), setting)
+    found = await _crowds(peers, callers, setting.scaled(5, 1), setting, failures)
+    cancelled = await _cancelled(peers, callers, setting.scaled(3, 1), setting)
     rows = []
     for peer in peers:
         times, peaks, loads = (part.get(peer.name) for part in found)
@@ -134,7 +134,7 @@ async def measure(setting: Setting) -> list[Table]:
         rows.append(row)
     most = setting.scaled(100_000, 500)
     few = [EVENT, BY_HAND, *(peer for peer in peers if peer.role == "guard")]
-    many = (await _crowds(few, most, setting.scaled(5, 1), setting, {}))[0]
+    many = (await _crowds(few, most, setting.scaled(3, 1), setting, {}))[0]
     return [
         Table(
             "waiters",
