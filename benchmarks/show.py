@@ -146,14 +146,13 @@ def _aims(reports: list[Report]) -> list[str]:
 def markdown(reports: list[Report]) -> str:
     """Return what stands between the marks of the page."""
     lines = [BEGIN, "", "## The targets", "", *_aims(reports), ""]
+    origin = ""
     for report in reports:
         versions = ", ".join(f"{name} {version}" for name, version in report.versions.items())
-        lines += [
-            f"## Python {report.python}",
-            "",
-            f"Measured on {report.date}, on {report.machine}, with {versions}.",
-            "",
-        ]
+        measured = f"Measured on {report.date}, on {report.machine}, with {versions}."
+        if f"{report.python} {measured}" != origin:  # families that were run one by one stand under one heading
+            lines += [f"## Python {report.python}", "", measured, ""]
+            origin = f"{report.python} {measured}"
         if report.is_quick:
             lines += ["A smoke test: these figures say that it runs, not what anything costs.", ""]
         lines += [f"{note}\n" for note in report.notes]
