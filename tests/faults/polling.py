@@ -25,6 +25,26 @@ async def until(is_so: Callable[[], object], what: str, deadline: float = 15.0) 
     return monotonic() - started_at
 
 
+class Lateness:
+    """Seconds by which this process's event loop was late, in all; deadlines do not count them either."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    @asynccontextmanager
+    async def noted(self) -> AsyncIterator[None]:
+        """Note it while the block runs."""
+        noting = asyncio.create_task(self._note())
+        yield
+        noting.cancel()
+
+    async def _note(self) -> None:
+        while True:
+            started_at = monotonic()
+            await asyncio.sleep(0.005)
+            self.seconds += max(0.0, monotonic() - started_at - 0.01)
+
+
 async def until_after(is_so_there: Callable[[], object], is_so: Callable[[], object], what: str) -> float:
     """Poll both until *is_so* holds; return the seconds by which that came after *is_so_there*.
 

@@ -20,7 +20,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:Call to deprecated (close|setex)
 MakeCache = Callable[[], BaseCache]
 
 FLIGHT = "the-flight-that-stored"  # a token
-PATIENCE = 4.0  # seconds: less than the 5 of the backend's own, and far above any deadline here on a busy machine
 
 
 async def refuse() -> str:
@@ -252,7 +251,7 @@ async def test_deadline_bounds_a_frozen_server(own: tuple[ValkeyServer, Guard]) 
 
     assert ["soup"] * 3 == answers
     assert guard.stats().l2_errors == 3
-    assert took < PATIENCE
+    assert took < 2
 
 
 async def test_no_cancellation_is_lost_in_the_backend(own: tuple[ValkeyServer, Guard], namespace: str) -> None:
@@ -274,7 +273,7 @@ async def test_no_cancellation_is_lost_in_the_backend(own: tuple[ValkeyServer, G
     server.thaw()
     await cache.close()
 
-    assert longest < PATIENCE
+    assert longest < 1
     assert left_behind == 0
 
 

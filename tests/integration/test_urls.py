@@ -1,14 +1,13 @@
 import asyncio
 import logging
 import ssl
-import subprocess
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from shutil import which
 
 import pytest
+import trustme
 from redis.asyncio.connection import Connection, SSLConnection, UnixDomainSocketConnection
 
 from demo_api.servers import HOST, ValkeyServer, valkey_server
@@ -153,33 +152,16 @@ class Certificates:
     """A certificate authority of the test's own, and a certificate for `localhost`."""
 
     def __init__(self, folder: Path) -> None:
+        issuer = trustme.CA()
         self.authority = folder / "authority.pem"
-        self._folder = folder
-        signs = "-addext keyUsage=critical,keyCertSign -subj /CN=authority"
-        self._run(f"req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 {signs}", "authority")
-        self.of_localhost = self._issue("localhost")
-
-    def _issue(self, host: str) -> ssl.SSLContext:
-        (self._folder / "names").write_text(f"subjectAltName=DNS:{host}\nauthorityKeyIdentifier=keyid\n")
-        self._run(f"req -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -subj /CN={host}", "request")
-        signing = "x509 -req -days 2 -in request.pem -CA authority.pem -CAkey authority.key -CAcreateserial"
-        self._call(f"{signing} -extfile names -out server.pem")
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(self._folder / "server.pem", self._folder / "request.key")
-        return context
-
-    def _run(self, command: str, name: str) -> None:
-        self._call(f"{command} -keyout {name}.key -out {name}.pem")
-
-    def _call(self, command: str) -> None:
-        subprocess.run(["openssl", *command.split()], cwd=self._folder, check=True, capture_output=True)  # noqa: S607
+        issuer.cert_pem.write_to_path(str(self.authority))
+        self.of_localhost = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        issuer.issue_cert("localhost").configure_cert(self.of_localhost)
 
 
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
     """Return certificates, made on the spot."""
-    if which("openssl") is None:
-        pytest.skip("needs openssl to make certificates")
     return Certificates(tmp_path_factory.mktemp("certificates"))
 
 
