@@ -3,9 +3,10 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from typing import Any
 
 from stampede_guard._codec import fill_of
-from stampede_guard.stores import Stored, Subscription, Touched, Verdict
+from stampede_guard.stores import Begun, Stored, Subscription, Touched, Verdict
 from stampede_guard.testing import Gate, ManualClock
 
 
@@ -135,6 +136,12 @@ class LeasingDouble:
             return Verdict("wait", left=held[2] - now, marks=marks)
         server.leases[key] = token, held is not None and held[1], now + lease
         return Verdict("own", marks=marks)
+
+    def begin(self, *args: Any) -> Begun | None:
+        return None
+
+    async def conclude(self, begun: Begun, token: str) -> Verdict:
+        raise NotImplementedError
 
     async def fill(  # noqa: PLR0917  # as the protocol has it
         self,

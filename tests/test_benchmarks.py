@@ -1,14 +1,18 @@
 """The candidates of the benchmarks do what their rows say: a figure of something else is worth nothing."""
 
 import asyncio
+import subprocess
+import sys
 
 import pytest
 
+from benchmarks.families.probes import in_pairs
 from benchmarks.model import Column, Figure, Report, Row, Table, Target, shortfalls
-from benchmarks.peers import all_peers, is_installed
+from benchmarks.peers import all_peers, is_installed, named
 from benchmarks.peers.peer import BOUND, COALESCING, MEMORY, OWN_TASK, Peer
 from benchmarks.show import BEGIN, END, updated
 from benchmarks.subjects import VALUE, Slow, Terms, subject_of, three_arguments
+from benchmarks.timing import interleaved
 
 INSTALLED = [peer for peer in all_peers().values() if is_installed(peer)]
 KEEPING = [peer for peer in INSTALLED if MEMORY not in peer.lacks]
@@ -87,6 +91,55 @@ async def test_candidate_takes_three_arguments(peer: Peer) -> None:
         values = [await call(7, "en", currency="EUR") for _ in range(2)]
 
     assert values == [VALUE, VALUE]
+
+
+def test_candidates_are_found_by_their_names() -> None:
+    """A process that measures one candidate has the very one that the table names."""
+    assert {name: named(name) for name in all_peers()} == all_peers()
+
+
+def test_candidate_imports_nothing_of_another_one() -> None:
+    """What another candidate needs is no part of a process that measures this one."""
+    script = "import sys; from benchmarks.peers import named; named('cachebox'); print('stampede_guard' in sys.modules)"
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+
+    assert ended.stdout == "False\n"
+
+
+async def test_slow_candidate_sits_out_later_rounds() -> None:
+    """Whoever has had its seconds has the least number of rounds, and who failed has no figure."""
+    taken: list[str] = []
+
+    async def round_of(name: str) -> float:
+        taken.append(name)
+        if name == "failing":
+            raise ValueError
+        return float(taken.count(name))
+
+    async def slow() -> float:
+        return await round_of("slow")
+
+    async def failing() -> float:
+        return await round_of("failing")
+
+    failures: dict[str, str] = {}
+    found = await interleaved(
+        {"slow": slow, "failing": failing}, 5, lambda _done, _said: None, failures, seconds=0.0, least=3
+    )
+
+    assert (taken.count("slow"), taken.count("failing")) == (3, 1)
+    assert (found["slow"].median, set(found), set(failures)) == (2.0, {"slow"}, {"failing"})
+
+
+def test_pairs_come_back_in_order() -> None:
+    """What was found, two at a time, stands in the order of the candidates; all of them are told of."""
+    peers = list(all_peers().values())
+    told: list[str] = []
+
+    found = in_pairs(name_of, peers, lambda _done, said: told.append(said))
+
+    assert found == [peer.name for peer in peers]
+    assert sorted(told) == sorted(found)
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """The families of rows; each is measured in one process and one run."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from benchmarks.model import Figure, Row
 from benchmarks.peers.peer import Peer
@@ -22,6 +22,10 @@ class Setting:
     tell: Callable[[float, str], None]
     is_quick: bool = False
     loop: str = "asyncio"
+
+    def part(self, begin: float, end: float) -> "Setting":
+        """Return the same for a part of it, which is as much of the whole as lies between *begin* and *end*."""
+        return replace(self, tell=lambda done, said: self.tell(begin + done * (end - begin), said))
 
     def scaled(self, full: int, quick: int) -> int:
         """Return *full*, or *quick* for a smoke test."""

@@ -108,7 +108,7 @@ async def measure(setting: Setting) -> list[Table]:
             columns.append(
                 await interleaved(
                     rounds,
-                    setting.scaled(41, 2),
+                    setting.scaled(25, 2),
                     lambda done, said: setting.tell((half + done) / 2, said),  # noqa: B023
                     failures,
                 )

@@ -1,41 +1,28 @@
 """Instructions of a hit in memory, counted by callgrind: the same on a busy machine as on an idle one."""
 
-import asyncio
 import os
 import re
 import shutil
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
-from itertools import repeat
+from concurrent.futures import Future, ThreadPoolExecutor
 
 from benchmarks.families import NOT_INSTALLED, Setting, row_of
 from benchmarks.model import Column, Figure, Row, Table, Target
 from benchmarks.peers import all_peers, is_installed
-from benchmarks.peers.peer import Peer
 from benchmarks.peers.references import BARE, BY_HAND, DICT
-from benchmarks.subjects import Terms, one_argument
 
 TITLE = "Instructions of a hit in memory"
 HITS = (500, 2_500)  # of the two runs whose difference is counted
 OTHERS = ("cachebox", "async-lru")
-TIMEOUT = 300.0
-
-
-async def hit(peer: Peer, hits: int) -> None:
-    """Hit so many times."""
-    async with peer.wrap(one_argument(), Terms()) as call:
-        for _ in repeat(None, 200):
-            await call(7)  # the interpreter has specialised what it will
-        for _ in repeat(None, hits):
-            await call(7)
+TIMEOUT = 120.0  # of a run; nearly all of it is the interpreter's start
 
 
 def instructions(valgrind: str, name: str, hits: int) -> int:
     """Return the instructions of a whole run with so many hits."""
     command = [valgrind, "--tool=callgrind", "--callgrind-out-file=/dev/null", sys.executable]
     ended = subprocess.run(  # noqa: S603  # a module of this package
-        [*command, "-m", "benchmarks.families.instructions", name, str(hits)],
+        [*command, "-m", "benchmarks.hitting", name, str(hits)],
         capture_output=True,
         text=True,
         check=True,
@@ -62,21 +49,20 @@ def measure(setting: Setting) -> list[Table]:
     rows: list[Row] = []
     # Two at a time: another process on the machine changes no count.
     with ThreadPoolExecutor(2) as pool:
+        runs: dict[str, list[Future[int]]] = {
+            peer.name: [pool.submit(instructions, valgrind, peer.name, hits) for hits in HITS]
+            for peer in peers
+            if is_installed(peer)
+        }
         for number, peer in enumerate(peers):
             setting.tell(number / len(peers), peer.name)
-            if not is_installed(peer):
+            if peer.name not in runs:
                 rows.append(row_of(peer, [None], NOT_INSTALLED))
                 continue
             try:
-                fewer, more = pool.map(lambda hits: instructions(valgrind, peer.name, hits), HITS)  # noqa: B023
+                fewer, more = (run.result() for run in runs[peer.name])
             except (subprocess.SubprocessError, RuntimeError) as error:
                 rows.append(row_of(peer, [None], f"failed: {error}"[:120]))
             else:
                 rows.append(row_of(peer, [Figure.of([(more - fewer) / (HITS[1] - HITS[0])])]))
     return [Table("instructions", TITLE, columns, rows, caption, setting.loop)]
-
-
-if __name__ == "__main__":
-    asyncio.run(hit(all_peers()[sys.argv[1]], int(sys.argv[2])))
-    sys.stdout.flush()
-    os._exit(0)

@@ -7,8 +7,8 @@ from time import perf_counter
 import psutil
 
 from benchmarks.families import Setting, row_of
-from benchmarks.families.probes import probe
-from benchmarks.model import Column, Figure, Row, Table, Target
+from benchmarks.families.probes import Found, in_pairs, probe
+from benchmarks.model import Column, Figure, Table, Target
 from benchmarks.peers import all_peers
 from benchmarks.peers.peer import BOUND, MEMORY, Peer
 from benchmarks.peers.references import BARE_TTL_CACHE, DICT
@@ -16,36 +16,52 @@ from benchmarks.subjects import Function, Terms, one_argument
 
 ROUNDS = 9
 INSERTS = 500  # of a round
+MOST = 60.0  # seconds that filling may take
 
 
 async def measure_one(peer: Peer, entries: float) -> list[float | None]:
-    """Return the bytes of an entry, and the µs of an insert into a full cache if it is bounded."""
+    """Return bytes of an entry, µs of an insert into a full cache if it is bounded, and seconds of filling."""
     count = int(entries)
     async with peer.wrap(one_argument(), Terms(maxsize=count)) as function:
         await _fill(function, -100, 0)  # whatever is made at the first call is there
         before = _used()
-        await _fill(function, 0, count)
+        took = await _fill(function, 0, count)
         await _fill(function, 0, count)  # all of them are asked for again, as what is worth keeping is
         size = (_used() - before) / count
         if BOUND in peer.lacks:
-            return [size, None]
+            return [size, None, took]
         gc.freeze()
         times = []
         for number in range(ROUNDS):
-            started_at = perf_counter()
-            await _fill(function, count + number * INSERTS, count + (number + 1) * INSERTS)
-            times.append((perf_counter() - started_at) / INSERTS * 1e6)
-        return [size, median(times)]
+            first = count + number * INSERTS
+            times.append(await _fill(function, first, first + INSERTS) / INSERTS * 1e6)
+        return [size, median(times), took]
 
 
-async def _fill(function: Function, first: int, end: int) -> None:
+async def _fill(function: Function, first: int, end: int) -> float:
+    started_at = perf_counter()
     for key in range(first, end):
         await function(key)
+    return perf_counter() - started_at
 
 
 def _used() -> int:
     gc.collect()
     return int(psutil.Process().memory_info().rss)
+
+
+def _sizes(peer: Peer, few: int, many: int) -> tuple[list[float | None], str]:
+    """Return size and time of an insert with *few* entries and with *many*, and what is to be said of them."""
+    first = probe("memory", peer, few)
+    if isinstance(first, str):
+        return [None] * 4, first
+    size, insert, took = first
+    if (took or 0.0) * many / few > MOST:
+        return [size, None, insert, None], f"filling takes more than {MOST:.0f} s with {many:,}"
+    second: Found = probe("memory", peer, many)
+    if isinstance(second, str):
+        return [size, None, insert, None], second
+    return [size, second[0], insert, second[1]], ""
 
 
 def measure(setting: Setting) -> list[Table]:
@@ -62,17 +78,12 @@ def measure(setting: Setting) -> list[Table]:
     ]
     if setting.is_quick:
         peers = [peer for peer in peers if peer.role == "guard"][:1]
-    rows: list[Row] = []
-    for number, peer in enumerate(peers):
-        setting.tell(number / len(peers), peer.name)
-        figures: list[Figure | None] = []
-        note = ""
-        for size in sizes:
-            found = probe("memory", peer, size)
-            if isinstance(found, str):
-                note, found = found, [None, None]
-            figures += [None if value is None else Figure.of([value]) for value in found]
-        rows.append(row_of(peer, [figures[0], figures[2], figures[1], figures[3]], note))
+    rows = [
+        row_of(peer, [None if value is None else Figure.of([value]) for value in values], note)
+        for peer, (values, note) in zip(
+            peers, in_pairs(lambda peer: _sizes(peer, *sizes), peers, setting.tell), strict=True
+        )
+    ]
     few, many = (f"{size:,}" for size in sizes)
     columns = [
         Column(f"an entry of {few}", "bytes", target=Target(1.3)),
@@ -81,8 +92,8 @@ def measure(setting: Setting) -> list[Table]:
         Column(f"insert and evict, {many}", "µs", digits=1),
     ]
     caption = (
-        "Growth of the process, a fresh one for each candidate and size. Keys are distinct whole numbers, which count; "
-        "all values are one object. Each entry is read once after all are there. An insert is a miss with a loader "
-        "that returns at once. Without a bound nothing is evicted."
+        "Growth of the process, a fresh one for each candidate and size, two at a time. Keys are distinct whole "
+        "numbers, which count; all values are one object. Each entry is read once after all are there. An insert is a "
+        "miss with a loader that returns at once. Without a bound nothing is evicted."
     )
     return [Table("memory", "Memory, and inserts into a full cache", columns, rows, caption, setting.loop)]

@@ -1,9 +1,11 @@
 """A miss: keys that nobody asked for before, and a loader that never suspends."""
 
 import asyncio
+import sys
 from collections.abc import Awaitable, Callable
 from itertools import count, islice
 from time import perf_counter
+from typing import Any
 
 from benchmarks.families import Setting, row_of
 from benchmarks.families.wrapped import all_wrapped
@@ -17,6 +19,7 @@ TITLE = "A miss in memory"
 MAXSIZE = 1_000_000  # nothing is evicted
 
 COLUMNS = [Column("a unique key", "µs", target=Target(2.0), digits=1)]
+SECONDS = 1.0  # of a candidate's rounds
 EAGER = [*COLUMNS, Column("with eager tasks", "µs", digits=1)]
 
 
@@ -24,15 +27,26 @@ async def measure(setting: Setting) -> list[Table]:
     """Return one table."""
     peers = [IN_A_TASK, *(peer for peer in all_peers().values() if peer not in {IN_A_TASK, EVENT})]
     failures: dict[str, str] = {}
-    calls = setting.scaled(2_000, 100)
-    factories = [None, getattr(asyncio, "eager_task_factory", None)]
+    calls = setting.scaled(1_000, 100)
+    factories: list[Any] = [None]
+    if sys.version_info >= (3, 12):
+        factories.append(asyncio.eager_task_factory)
     columns: list[dict[str, Figure]] = []
     loop = asyncio.get_running_loop()
-    for factory in factories[: 2 if factories[1] else 1]:
+    for factory in factories:
         loop.set_task_factory(factory)
         async with all_wrapped(peers, lambda _: one_argument(), Terms(maxsize=MAXSIZE), failures) as functions:
             rounds = {name: _round(function, calls) for name, function in functions.items()}
-            columns.append(await interleaved(rounds, setting.scaled(31, 2), setting.tell, failures))
+            columns.append(
+                await interleaved(
+                    rounds,
+                    setting.scaled(25, 2),
+                    lambda done, said: setting.tell((len(columns) + done) / len(factories), said),
+                    failures,
+                    seconds=SECONDS,
+                    least=5,
+                )
+            )
     loop.set_task_factory(None)
     rows = [row_of(peer, [column.get(peer.name) for column in columns], failures.get(peer.name, "")) for peer in peers]
     for row in rows:

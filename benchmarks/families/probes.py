@@ -1,4 +1,4 @@
-"""Candidates in processes of their own, one after the other: what one leaves behind is not charged to the next."""
+"""Candidates in processes of their own: what one leaves behind is not charged to the next."""
 
 import asyncio
 import importlib
@@ -8,17 +8,31 @@ import os
 import subprocess
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from typing import TypeVar
 
 from benchmarks.families import NOT_INSTALLED
-from benchmarks.peers import all_peers, is_installed
+from benchmarks.peers import is_installed, named
 from benchmarks.peers.peer import Peer
+from benchmarks.timing import Tell
 
 TIMEOUT = 240.0
 # Large blocks go back to the system as soon as they are free, whatever was freed before.
 _ENVIRONMENT = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
 
 Found = list[float | None] | str
+T = TypeVar("T")
+
+
+def in_pairs(measured: Callable[[Peer], T], peers: Sequence[Peer], tell: Tell) -> list[T]:
+    """Return what *measured* finds for each, two at a time: only for what a neighbour does not change."""
+    with ThreadPoolExecutor(min(2, os.cpu_count() or 1)) as pool:
+        # The last ones are the slowest: they come first, so that no processor is idle while the other one has them.
+        jobs = {pool.submit(measured, peer): peer for peer in reversed(peers)}
+        for number, job in enumerate(as_completed(jobs)):
+            tell((number + 1) / len(peers), jobs[job].name)
+        return [job.result() for job in reversed(jobs)]
 
 
 def probe(family: str, peer: Peer, *numbers: float) -> Found:
@@ -44,7 +58,7 @@ def main(arguments: Sequence[str]) -> None:
     logging.disable(logging.CRITICAL)
     warnings.simplefilter("ignore")
     measure_one = importlib.import_module(f"benchmarks.families.{family}").measure_one
-    found = asyncio.run(measure_one(all_peers()[name], *map(float, numbers)))
+    found = asyncio.run(measure_one(named(name), *map(float, numbers)))
     print(json.dumps(found), flush=True)  # noqa: T201
     os._exit(0)  # nobody's threads and timers are waited for
 

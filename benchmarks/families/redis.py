@@ -27,6 +27,7 @@ CONNECTIONS = 128
 READERS = (1, 10, 100)
 BARE_GET = "redis-py GET"
 STORE = "stampede_guard's RedisStore alone"
+SECONDS = 1.0  # of a candidate's rounds
 TOKEN = "b" * 22
 
 COLUMNS = [
@@ -159,6 +160,8 @@ async def measure(setting: Setting) -> list[Table]:
                         setting.scaled(15, 2),
                         lambda done, said: setting.tell((part + done) / len(READERS), said),  # noqa: B023
                         failures,
+                        seconds=SECONDS,
+                        least=5,
                     )
                 )
     for name, counter in loads.items():

@@ -17,13 +17,11 @@ from benchmarks.peers.references import BARE, BARE_TTL_CACHE, BY_HAND, EVENT, IN
 from benchmarks.subjects import VALUE, Function, Slow, Subject, Terms, subject_of
 from benchmarks.timing import described, interleaved
 
-COLUMNS = [
-    Column("time a caller", "µs", target=Target(1.05), digits=1),
-    Column("peak memory a caller", "bytes"),
-    Column("loads", "", has_ratio=False),
-    Column("all cancelled, time a caller", "µs", digits=1),
-]
-MANY = [COLUMNS[0]]
+TIME = Column("time a caller", "µs", target=Target(1.05), digits=1)
+LOADS = Column("loads", "", has_ratio=False)
+CANCELLED = Column("all cancelled, time a caller", "µs", digits=1)
+PEAK = Column("peak memory a caller", "bytes")  # the same with each event loop
+SECONDS = 1.0  # of a candidate's rounds
 
 
 class Crowd:
@@ -120,34 +118,39 @@ async def measure(setting: Setting) -> list[Table]:
     without = {IN_A_TASK, BARE_TTL_CACHE}
     peers = [EVENT, *(peer for peer in all_peers().values() if peer not in without and peer is not EVENT)]
     failures: dict[str, str] = {}
-    callers = setting.scaled(10_000, 100)
-    found = await _crowds(peers, callers, setting.scaled(5, 1), setting, failures)
-    cancelled = await _cancelled(peers, callers, setting.scaled(3, 1), setting)
+    callers, fewer = setting.scaled(10_000, 100), setting.scaled(2_000, 100)
+    times, loads = await _crowds(peers, callers, setting.scaled(7, 1), setting.part(0.0, 0.4), failures)
+    columns = [(TIME, times), (LOADS, loads)]
+    caption = "A caller's task is in all figures, and so is the harness that waits for them."
+    if setting.loop == "asyncio":
+        columns.append((PEAK, await _peaks(peers, fewer, failures)))
+        caption += f" Memory is that of {fewer:,} callers."
+    cancelled, uncancelled = await _cancelled(peers, callers, setting.scaled(3, 1), setting.part(0.4, 0.7))
+    columns.append((CANCELLED, cancelled))
     rows = []
     for peer in peers:
-        times, peaks, loads = (part.get(peer.name) for part in found)
-        row = row_of(peer, [times, peaks, loads, cancelled[0].get(peer.name)], failures.get(peer.name, ""))
-        if not row.note and peer.name in cancelled[1]:
-            row.note = f"cancelled: {cancelled[1][peer.name]}"
+        row = row_of(peer, [found.get(peer.name) for _, found in columns], failures.get(peer.name, ""))
+        if not row.note and peer.name in uncancelled:
+            row.note = f"cancelled: {uncancelled[peer.name]}"
         if row.role == "baseline" and peer is not EVENT:
             row.role = "reference"
         rows.append(row)
     most = setting.scaled(100_000, 500)
     few = [EVENT, BY_HAND, *(peer for peer in peers if peer.role == "guard")]
-    many = (await _crowds(few, most, setting.scaled(3, 1), setting, {}))[0]
+    many, _ = await _crowds(few, most, setting.scaled(3, 1), setting.part(0.7, 1.0), {})
     return [
         Table(
             "waiters",
             f"{callers:,} callers of one cold key",
-            COLUMNS,
+            [column for column, _ in columns],
             rows,
-            "A caller's task is in all figures, and so is the harness that waits for them.",
+            caption,
             setting.loop,
         ),
         Table(
             "waiters",
             f"{most:,} callers of one cold key",
-            MANY,
+            [TIME],
             [row_of(peer, [many.get(peer.name)]) for peer in few],
             "",
             setting.loop,
@@ -155,11 +158,13 @@ async def measure(setting: Setting) -> list[Table]:
     ]
 
 
-Parts = tuple[dict[str, Figure], dict[str, Figure], dict[str, Figure]]
+Figures = dict[str, Figure]
 
 
-async def _crowds(peers: list[Peer], callers: int, rounds: int, setting: Setting, failures: dict[str, str]) -> Parts:
-    """Return times, peaks and loads."""
+async def _crowds(
+    peers: list[Peer], callers: int, rounds: int, setting: Setting, failures: dict[str, str]
+) -> tuple[Figures, Figures]:
+    """Return times and loads."""
     slow = {peer.name: Slow() for peer in peers}
     async with all_wrapped(peers, lambda name: slow[name].subject(), Terms(), failures) as functions:
         crowds = {
@@ -168,23 +173,30 @@ async def _crowds(peers: list[Peer], callers: int, rounds: int, setting: Setting
         times = await interleaved(
             {name: crowd.microseconds for name, crowd in crowds.items()},
             rounds,
-            lambda done, said: setting.tell(done * 0.7, said),
+            setting.tell,
             failures,
+            seconds=SECONDS,
+            least=2,
         )
-        peaks, loads = {}, {}
-        for name in times:
+    return times, {name: Figure.of([float(slow[name].runs)]) for name in times}
+
+
+async def _peaks(peers: list[Peer], callers: int, failures: dict[str, str]) -> Figures:
+    """Return the memory that a caller takes at the worst moment."""
+    found: Figures = {}
+    slow = {peer.name: Slow() for peer in peers}
+    async with all_wrapped(peers, lambda name: slow[name].subject(), Terms(), failures) as functions:
+        for name, function in functions.items():
             try:
-                peaks[name] = Figure.of([await crowds[name].peak()])
-            except Exception as error:  # noqa: BLE001  # as above
+                crowd = Crowd(await as_coroutines(function), callers, slow[name])
+                await crowd.microseconds()  # what is made once is there
+                found[name] = Figure.of([await crowd.peak()])
+            except Exception as error:  # noqa: BLE001  # a peer's failure is a line in the table
                 failures[name] = described(error)
-            runs = float(slow[name].runs)
-            loads[name] = Figure(runs, runs, runs)
-    return times, peaks, loads
+    return found
 
 
-async def _cancelled(
-    peers: list[Peer], callers: int, rounds: int, setting: Setting
-) -> tuple[dict[str, Figure], dict[str, str]]:
+async def _cancelled(peers: list[Peer], callers: int, rounds: int, setting: Setting) -> tuple[Figures, dict[str, str]]:
     """Return what each caller's cancellation takes, and who failed."""
     failures: dict[str, str] = {}
     gate = Gate()
@@ -194,7 +206,9 @@ async def _cancelled(
         found = await interleaved(
             {name: _cancelling(await as_coroutines(function), callers, gate) for name, function in functions.items()},
             rounds,
-            lambda done, said: setting.tell(0.7 + done * 0.3, f"cancelled, {said}"),
+            lambda done, said: setting.tell(done, f"cancelled, {said}"),
             failures,
+            seconds=SECONDS,
+            least=2,
         )
     return found, failures

@@ -176,10 +176,7 @@ def unseal(key: str, envelope: bytes) -> Opened | None:
     start = _HEADER.size + marks * _MARK
     if magic != _MAGIC or digest != key_digest(key) or length != len(envelope) - start:
         return None
-    return Opened(
-        envelope[start:],
-        tuple(envelope[at : at + _MARK] for at in range(_HEADER.size, start, _MARK)),
-    )
+    return Opened(envelope[start:], tuple([envelope[at : at + _MARK] for at in range(_HEADER.size, start, _MARK)]))
 
 
 def fill_of(envelope: bytes) -> bytes:

@@ -133,14 +133,13 @@ class Seat:
 
     def watch(self, flight: Flight[Any]) -> None:
         """Let others expect *flight*, until it has landed, or is kept waiting by a load in another process."""
-        if flight.task is None or flight.is_held or self._has_come:
+        if flight.is_over or flight.is_held or self._has_come:
             return
         self._cohort = self._gathering.cohort_of(self._args)
         self._cohort.expect()
-        flight.on_held = self._settle
-        flight.task.add_done_callback(self._settle)
+        flight.on_rest = self._settle
 
-    def _settle(self, _task: object = None) -> None:
+    def _settle(self) -> None:
         if self._cohort is not None:
             cohort, self._cohort = self._cohort, None
             cohort.settle()

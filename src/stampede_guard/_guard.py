@@ -2,33 +2,33 @@
 
 ```
 call ─ 1 L1 ─ 2 scoreboard: join, or launch ─┐
-                                             ├ _load_through ─ 3 L2 value, or lease ─ 4 wait for another's lease
-                                             │                 └ 5 loader, in a slot ─ 6 L2 fill ─ 7 L1 put ─ land
-                                             └ _load, without L2 ─ 5 loader, in a slot ─ 7 L1 put ─ land
+                                             ├ by the store ─ 3 L2 value, or lease ─ 4 wait for another's lease
+                                             │                └ 5 loader, in a slot ─ 6 L2 fill ─ 7 L1 put ─ land
+                                             └ without L2 ─ 5 loader, in a slot ─ 7 L1 put ─ land
 ```
-Steps 1 and 2 are synchronous; everything after runs once per op in a task that belongs to no caller.
+Steps 1 and 2 are synchronous; everything after (see `_course`) runs once per op, and belongs to no caller.
 """
 
 import asyncio
 import re
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
-from random import random
 from types import TracebackType
-from typing import Any, Literal, NoReturn, Protocol, Self, TypeVar, Unpack, cast
+from typing import Any, NoReturn, Protocol, Self, TypeVar, Unpack, cast
 from zlib import crc32
 
 from ._after_commit import AfterCommit, Connection
 from ._backplane import Backplane
 from ._codec import Codec
+from ._course import Course, CourseByStore
 from ._entry import Entry
 from ._epochs import Epochs
 from ._front import Front
 from ._keys import BuildTags, KeySpec, check_tags
 from ._limiter import Limits
-from ._memory import UNTRUSTED_LIFE, Memory
+from ._memory import Memory
 from ._messages import new_token
 from ._operation import NO_ANNOTATION, Isolated, Operation, hand_out
 from ._policy import Duration, Options, Policy, count, fraction, seconds, version_number
@@ -38,15 +38,12 @@ from ._site import Site, Sites
 from ._stats import Counters, Stats, total
 from .errors import ConfigurationError, GuardClosed, InvalidationPending, InvalidKey
 from .stores import LeasingStore, Store
-from .stores._lease import Found, Lease
 from .stores._pending import Invalidation
 from .stores._tier import Tier
 
 T = TypeVar("T")
 
 _FETCHES = 256  # sets of options that `fetch` remembers
-_POLLS = (0.025, 0.25)  # seconds between looks for another's load, first and longest, should its word be lost
-_WAIT = 30.0  # seconds that another's loads are waited for when no load_timeout says how long a load may take
 _BUS_TIMEOUT = 1.0  # seconds that opening a guard waits for its bus
 _UNCONFIRMED = "not confirmed by the store; holds in this process, and is repeated until it is"
 
@@ -285,169 +282,24 @@ class Guard:
         is_private: bool = False,
         is_refresh: bool = False,
     ) -> Flight[Any]:
-        fly = self._load if operation.policy.l2_ttl is None else self._load_through
+        # The epoch is taken here, before anything is read: what begins after the launch overtakes it.
+        epoch = self._epochs.of(op, tags)
+        course: Course
+        if operation.policy.l2_ttl is None:
+            course, glance = Course(self._sites, site, operation, load, epoch, is_private), None
+        else:
+            course = glance = CourseByStore(self._sites, site, operation, load, epoch, is_private)
         return site.board.launch(
             op,
-            # The epoch is taken here, before anything is read: what begins after the launch overtakes it.
-            partial(fly, site, operation, load, self._epochs.of(op, tags)),
+            course.fly,
             operation.counters,
             operation.policy.on_abandon,
             context=operation.context(),
             tags=tags,
             is_private=is_private,
             is_refresh=is_refresh,
+            glance=glance,
         )
-
-    async def _load(
-        self,
-        site: Site,
-        operation: Operation,
-        load: Callable[[], Awaitable[Any]],
-        epoch: tuple[int, ...],
-        flight: Flight[Any],
-    ) -> Any:
-        """Load, where there is no L2 for it; return what is kept for *flight*'s waiters."""
-        value = await self._run(site, operation, flight, load)  # 5
-        policy = operation.policy
-        if policy.version is not None:
-            operation.version_of(value)  # nothing is compared here, but what is no version is an error everywhere
-        kept = operation.isolate(operation.encode(value)) if policy.isolate else value
-        if self._still_holds(flight, epoch):
-            self._keep(site, flight, kept, policy, None)  # 7
-        elif not flight.landed:
-            operation.counters.overtaken += 1
-        return kept
-
-    async def _load_through(
-        self,
-        site: Site,
-        operation: Operation,
-        load: Callable[[], Awaitable[Any]],
-        epoch: tuple[int, ...],
-        flight: Flight[Any],
-    ) -> Any:
-        """Read L2 or load, and store; return what is kept for *flight*'s waiters."""
-        policy = operation.policy
-        lease = self._lease(site, operation, flight)
-        try:
-            found = await self._find(site, operation, flight, lease)  # 3, 4
-            if found is None:
-                kept, life, is_latest = await self._load_afresh(site, operation, flight, lease, load, epoch)
-            else:
-                kept = operation.isolate(found.payload) if policy.isolate else found.value
-                life, is_latest = found.life, True
-        finally:
-            lease.let_go()
-        if is_latest and self._still_holds(flight, epoch):
-            self._keep(site, flight, kept, policy, life)  # 7
-            if site.tracking is not None:
-                site.tracking.remember(flight.op, lease.stored_by)
-        elif found is None and not flight.landed:
-            operation.counters.overtaken += 1
-        return kept
-
-    async def _load_afresh(  # noqa: PLR0917  # a part of `_load_through`
-        self,
-        site: Site,
-        operation: Operation,
-        flight: Flight[Any],
-        lease: Lease,
-        load: Callable[[], Awaitable[Any]],
-        epoch: tuple[int, ...],
-    ) -> tuple[Any, float | None, bool]:
-        """Load and fill; return what is kept, for how long at most, and whether it is the latest that is known."""
-        policy = operation.policy
-        with lease.kept_up():
-            value = await self._run(site, operation, flight, partial(self._timed, operation, load))  # 5
-        payload = operation.encode(value)
-        version = operation.version_of(value)
-        kept = operation.isolate(payload) if policy.isolate else value
-        life = _spread(cast("float", policy.l2_ttl), policy.jitter)
-        is_latest = await lease.fill(payload, life, version, partial(self._still_holds, flight, epoch))  # 6
-        return kept, UNTRUSTED_LIFE if lease.is_blind and site.backplane is not None else None, is_latest
-
-    def _still_holds(self, flight: Flight[Any], epoch: tuple[int, ...]) -> bool:
-        """Whether what *flight* has may be stored: it has not ended, and nothing was invalidated since *epoch*."""
-        return not flight.landed and self._epochs.of(flight.op, flight.tags) == epoch
-
-    @staticmethod
-    def _lease(site: Site, operation: Operation, flight: Flight[Any]) -> Lease:
-        policy = operation.policy
-        longest_life = cast("float", policy.l2_ttl) * (1 + policy.jitter)
-        tier = cast("Tier", site.tier)  # no operation has an l2_ttl where there is no store
-        return tier.lease(flight.op, flight.tags, operation.lease_length, longest_life, operation.counters)
-
-    async def _find(self, site: Site, operation: Operation, flight: Flight[Any], lease: Lease) -> Found | None:
-        """Return what L2 has, waiting for whoever is loading it; `None` if it is this flight that has to load."""
-        counters = operation.counters
-        if flight.is_refresh:
-            await lease.seize()
-            return None
-        answer = await lease.ask(operation.decode)  # 3
-        may_wait = operation.policy.lease and self._shares(flight.op)
-        if answer == "wait" and may_wait and site.backplane is not None:
-            counters.l2_waits += 1
-            flight.hold()
-            answer = await self._await_other(site.backplane, operation, flight.op, lease)  # 4
-        if isinstance(answer, Found):
-            counters.l2_hits += 1
-            return answer
-        if answer != "blind" and not lease.was_undecodable:
-            counters.l2_misses += 1
-        return None
-
-    @staticmethod
-    async def _await_other(
-        backplane: Backplane, operation: Operation, op: str, lease: Lease
-    ) -> Found | Literal["own", "wait", "blind"]:
-        """Wait until the op's value is there, or nobody else is loading it; for no longer than a load may take."""
-        loop = asyncio.get_running_loop()
-        give_up_at = loop.time() + (operation.policy.load_timeout or _WAIT)
-        polls = _polls()
-        with backplane.expecting(op) as word:
-            # Asked again at once: the word may have come between the first answer and now.
-            while (answer := await lease.ask(operation.decode)) == "wait" and (left := give_up_at - loop.time()) > 0:
-                await word.heard(min(next(polls), max(lease.left, _POLLS[0] / 2), left))
-        return answer
-
-    async def _run(
-        self, site: Site, operation: Operation, flight: Flight[Any], load: Callable[[], Awaitable[Any]]
-    ) -> Any:
-        """Run the loader, when it is its turn, within its budget."""
-        policy = operation.policy
-        with flight.within(policy.load_timeout):
-            limiter = None if operation.is_batched else site.limits.of(operation, policy.max_loads)
-            if limiter is None:
-                operation.counters.loads += not operation.is_batched
-                return await load()
-            async with limiter.slot(flight):
-                operation.counters.loads += 1
-                return await load()
-
-    async def _timed(self, operation: Operation, load: Callable[[], Awaitable[Any]]) -> Any:
-        """Run the loader, and learn how long it takes: so are leases."""
-        started_at = self._clock()
-        value = await load()
-        operation.note_load(self._clock() - started_at)
-        return value
-
-    def _forget_elsewhere(self, here: Site, op: str) -> None:
-        """Let this guard's other event loops ask anew; other processes hear of a refresh from the store."""
-
-        def forget(site: Site) -> None:
-            if site is not here:
-                site.forget(op)
-
-        self._epochs.bump(op)
-        self._sites.tell(forget)
-
-    def _keep(self, site: Site, flight: Flight[Any], kept: object, policy: Policy, life: float | None) -> None:
-        """Put into L1, for no longer than the store's copy has left."""
-        if policy.ttl is not None:
-            ttl = _spread(policy.ttl, policy.jitter)
-            site.memory.put(flight.op, kept, ttl if life is None else min(ttl, life), flight.tags)
-        if flight.is_refresh:
-            self._forget_elsewhere(site, flight.op)
 
     def _shares(self, op: str) -> bool:
         """Whether callers of *op* share flights: a stable choice, the same in every process."""
@@ -807,16 +659,3 @@ def _store_maker(store: Any, max_bytes: int, **options: Any) -> Callable[[], Sto
         message = f"store={store!r}: give a URL, a Redis client, or what makes a store: lambda: AiocacheStore(cache)"
         raise ConfigurationError(message)
     return cast("Callable[[], Store | LeasingStore] | None", store)
-
-
-def _polls() -> Iterator[float]:
-    """Yield the seconds until each next look: a fleet that waits for one load must not look all together."""
-    pause, longest = _POLLS
-    while True:
-        yield pause * (1 - random() / 2)  # noqa: S311  # no secret
-        pause = min(2 * pause, longest)
-
-
-def _spread(life: float, jitter: float) -> float:
-    """Lengthen or shorten *life* at random, so that what was filled together does not expire together."""
-    return life * (1 + jitter * (2 * random() - 1))  # noqa: S311  # no secret

@@ -46,6 +46,11 @@ class Operation:
         annotation: Returns the loader's return annotation; raises `NameError` while a name in it is not defined yet.
         vary: Context variables that are part of the key, and the only ones that the loader sees.
         has_tags: Whether its answers are invalidated by tags too.
+
+    Attributes:
+        lease_length: Seconds that the right to load lasts unless it is renewed: long enough not to be, most of the
+            time.
+        longest_life: Seconds that its values are in L2 at most.
     """
 
     __slots__ = (
@@ -57,6 +62,8 @@ class Operation:
         "counters",
         "has_tags",
         "is_batched",
+        "lease_length",
+        "longest_life",
         "name",
         "policy",
         "vary",
@@ -86,6 +93,8 @@ class Operation:
         self._annotation = annotation
         self._proven: set[type] = set()
         self._load_time = 0.0
+        self.lease_length = _LEASES[0]
+        self.longest_life = (policy.l2_ttl or 0.0) * (1 + policy.jitter)
 
     @property
     def needs_codec(self) -> bool:
@@ -172,12 +181,8 @@ class Operation:
     def note_load(self, duration: float) -> None:
         """Learn from a load that took *duration* seconds."""
         self._load_time += (duration - self._load_time) * _SMOOTHING
-
-    @property
-    def lease_length(self) -> float:
-        """Seconds that the right to load lasts unless it is renewed: long enough not to be, most of the time."""
         shortest, longest = _LEASES
-        return min(max(_LEASE_LOADS * self._load_time, shortest), longest)
+        self.lease_length = min(max(_LEASE_LOADS * self._load_time, shortest), longest)
 
     def isolate(self, payload: bytes) -> "Isolated":
         """Return what is kept so that every caller gets a copy of their own."""

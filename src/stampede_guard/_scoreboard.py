@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import Context, ContextVar
 from functools import partial
-from typing import Any, Generic, TypeVar, cast, final
+from typing import Any, Generic, Protocol, TypeVar, cast, final
 from weakref import ref
 
 from ._deadlines import Budgets
@@ -43,6 +43,21 @@ _GRACE = 1.0  # seconds that a cancelled load gets for its clean-up when its sco
 _current: ContextVar["ref[Flight[Any]] | None"] = ContextVar("stampede_guard_flight", default=None)
 
 
+class Glance(Protocol[T]):
+    """Where the value may be found without a task: most of what a flight costs is the price of that."""
+
+    def begin(self, flight: "Flight[T]", on_answer: Callable[[], None]) -> bool:
+        """Ask for it, and have *on_answer* called once it is there; return whether that was possible at once."""
+        ...
+
+    def open(self, flight: "Flight[T]") -> tuple[T] | None:
+        """Return it in a tuple of one, now that there is an answer, unless it was not there after all."""
+        ...
+
+    def close(self) -> None:
+        """Leave nothing behind: the flight is over."""
+
+
 @final
 class Flight(Generic[T]):
     """One running load and everyone waiting for it."""
@@ -51,6 +66,8 @@ class Flight(Generic[T]):
         "__weakref__",
         "_counters",
         "_failure",
+        "_glance",
+        "_looked",
         "_present",
         "_value",
         "_waiters",
@@ -58,13 +75,14 @@ class Flight(Generic[T]):
         "awaits",
         "board",
         "is_held",
+        "is_looking",
         "is_over",
         "is_refresh",
         "is_urgent",
         "landed",
         "loop",
         "on_abandon",
-        "on_held",
+        "on_rest",
         "op",
         "outer",
         "place",
@@ -84,7 +102,7 @@ class Flight(Generic[T]):
         self.on_abandon: OnAbandon = on_abandon
         self.is_refresh = False
         self.is_held = False  # it waits for a load in another process
-        self.on_held: Callable[[], object] | None = None
+        self.on_rest: Callable[[], object] | None = None  # called once it is held, and once it is over
         self.tags: Sequence[str] = ()
         self.landed = False
         self.is_over = False  # its task has ended; a load that ignores its cancellation goes on after the landing
@@ -92,6 +110,8 @@ class Flight(Generic[T]):
         self._counters = counters
         self.loop = asyncio.get_running_loop()
         self.task: asyncio.Task[None] | None = None
+        self.is_looking = False  # it has no task yet, and may not need one
+        self._looked: asyncio.Future[None] | None = None  # done once that is over, if somebody waits for it
         # In the order in which they came; who leaves early is done, and counted out. A set of them would take ten
         # times the memory, and finding one in the list would take time.
         self._waiters: list[asyncio.Future[str]] = []
@@ -102,13 +122,40 @@ class Flight(Generic[T]):
         self.place: asyncio.Future[bool] | None = None  # in a limiter's queue
         # It holds a slot, or one that does waits for it: it may not queue.
         self.is_urgent = outer is not None and _is_urgent(outer)
+        self._glance: Glance[T] | None = None
         self._value: T | None = None
         self._failure: Failure | None = None
 
-    def take_off(self, load: Callable[["Flight[T]"], Awaitable[T]], context: Context) -> None:
-        """Run *load* in a task of its own, so that it belongs to no caller."""
+    def take_off(
+        self, load: Callable[["Flight[T]"], Awaitable[T]], context: Context, glance: "Glance[T] | None" = None
+    ) -> None:
+        """Run *load* in a task of its own, so that it belongs to no caller, unless *glance* has the value already."""
         self._counters.in_flight += 1
         context.run(_current.set, ref(self))
+        self._glance = glance
+        if glance is not None and glance.begin(self, partial(context.run, self._look, load, context)):
+            self.is_looking = True
+        else:
+            self._begin(load, context)
+
+    def _look(self, load: Callable[["Flight[T]"], Awaitable[T]], context: Context) -> None:
+        """Land with what the glance has brought; or begin to load, but not in the midst of whoever brought it."""
+        try:
+            seen = cast("Glance[T]", self._glance).open(self)
+        except BaseException as error:
+            self._finish(None, error if isinstance(error, Exception) else self._ended_by(error))
+            if not isinstance(error, Exception):
+                raise
+        else:
+            if seen is None:
+                self.loop.call_soon(self._begin, load, context, context=context)
+            else:
+                self._finish(seen[0], None)
+
+    def _begin(self, load: Callable[["Flight[T]"], Awaitable[T]], context: Context) -> None:
+        if self.landed:  # aborted meanwhile
+            self._finish(None, None)
+            return
         run = self._run(load)
         try:
             self.task = self._new_task(run, context)
@@ -116,6 +163,8 @@ class Flight(Generic[T]):
             run.close()
             self._finish(None, self._ended_by(error))
             raise
+        if self.is_looking:
+            self._stop_looking()
         if self.task.done():  # an eager task that never had to wait
             self._end(self.task)
         else:
@@ -154,6 +203,17 @@ class Flight(Generic[T]):
 
     def _ended_by(self, error: BaseException) -> LoadCancelled:
         return LoadCancelled(f"{self.op}: the load was ended by {type(error).__name__}")
+
+    def looked(self) -> asyncio.Future[None]:
+        """Return what is done when it no longer looks: it is over then, or has a task."""
+        if self._looked is None:
+            self._looked = self.loop.create_future()
+        return self._looked
+
+    def _stop_looking(self) -> None:
+        self.is_looking = False
+        if self._looked is not None and not self._looked.done():
+            self._looked.set_result(None)
 
     async def wait(self, timeout: float | None = None) -> T:  # noqa: ASYNC109  # one waiter's, not the load's
         """Wait for the answer, at most *timeout* seconds; leaving disturbs nobody else.
@@ -258,8 +318,8 @@ class Flight(Generic[T]):
     def hold(self) -> None:
         """Take note that it waits for a load in another process; who would load together with it need not wait too."""
         self.is_held = True
-        if self.on_held is not None:
-            self.on_held()
+        if self.on_rest is not None:
+            self.on_rest()
 
     def urge(self) -> None:
         """Let it, and whatever it waits for, queue no longer: somebody with a slot for loads waits for it."""
@@ -307,6 +367,12 @@ class Flight(Generic[T]):
         self.is_urgent = False  # what the load has left behind queues like everybody
         self.task = None  # it holds the load's frames, which hold this
         self._land(value, error)
+        if self.is_looking:
+            self._stop_looking()
+        if self._glance is not None:
+            self._glance.close()
+        if self.on_rest is not None:
+            self.on_rest()
 
     def _land(self, value: T | None, error: Exception | None) -> None:
         if self.landed:
@@ -479,7 +545,7 @@ class Scoreboard:
             raise WrongLoop(message)
         return flight
 
-    def launch(  # made by the guard alone
+    def launch(  # noqa: PLR0913  # made by the guard alone
         self,
         op: str,
         load: Callable[[Flight[T]], Coroutine[Any, Any, T]],
@@ -490,6 +556,7 @@ class Scoreboard:
         tags: Sequence[str] = (),
         is_private: bool = False,
         is_refresh: bool = False,
+        glance: Glance[T] | None = None,
     ) -> Flight[T]:
         """Start a flight; unless it *is_private*, callers that come meanwhile will join it.
 
@@ -506,7 +573,7 @@ class Scoreboard:
         if not is_private:
             self._flights[op] = flight  # before take-off: an eager task may land inside its own creation
         self._up.add(flight)
-        flight.take_off(load, Context() if context is None else context)
+        flight.take_off(load, Context() if context is None else context, glance)
         return flight
 
     def _check_recursion(self, op: str, outer: "ref[Flight[Any]]") -> None:
@@ -555,8 +622,11 @@ class Scoreboard:
         for flight in self._up:
             logger.warning("the load of %s ignores its cancellation; left behind at shut-down", flight.op)
 
-    def _tasks(self) -> list[asyncio.Task[Any]]:
-        return [flight.task for flight in self._up if flight.task is not None]
+    def _tasks(self) -> list[asyncio.Future[None]]:
+        """Return what the flights wait for; one whose task is being made has none."""
+        flights = tuple(self._up)
+        tasks: list[asyncio.Future[None]] = [flight.task for flight in flights if flight.task is not None]
+        return tasks + [flight.looked() for flight in flights if flight.is_looking]
 
     def stats(self) -> Stats:
         """Return a snapshot of what was called, shared and run."""

@@ -36,15 +36,16 @@ class Site:
         backplane: What it hears of other processes, if the store has a bus.
         tracking: What it hears of writes past the library, if the store was asked to tell.
         limits: How many loads may run at once.
+        epochs: The guard's.
         depth: How often the guard was entered here.
     """
 
     __slots__ = (
         "__weakref__",
-        "_epochs",
         "backplane",
         "board",
         "depth",
+        "epochs",
         "limits",
         "loop",
         "memory",
@@ -70,7 +71,7 @@ class Site:
             self.tracking = Tracking(tier, memory, self.hear_invalidated, self.hear_cleared)
         self.limits = limits
         self.depth = 0
-        self._epochs = epochs
+        self.epochs = epochs
         memory.on_lapse = epochs.bump_all
 
     def forget(self, op: str) -> None:
@@ -90,17 +91,17 @@ class Site:
 
     def hear_invalidated(self, op: str) -> None:
         """Take note that *op* was invalidated elsewhere: loads under way lose the right to be remembered."""
-        self._epochs.bump(op)
+        self.epochs.bump(op)
         self.forget(op)
 
     def hear_tag_invalidated(self, tag: str) -> None:
         """Take note that everything with *tag* was."""
-        self._epochs.bump_tag(tag)
+        self.epochs.bump_tag(tag)
         self.forget_tagged(tag)
 
     def hear_cleared(self) -> None:
         """Take note that everything was, or may have been."""
-        self._epochs.bump_all()
+        self.epochs.bump_all()
         self.forget_all()
 
     def hear_touched(self, touched: Touched) -> None:
@@ -114,7 +115,7 @@ class Site:
 
     def hear_nothing(self) -> None:
         """Take note that the bus is not."""
-        self._epochs.bump_all()
+        self.epochs.bump_all()
         self.memory.distrust()
 
     def send(self, announced: Invalidation) -> Flight[bool] | None:

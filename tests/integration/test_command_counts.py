@@ -9,7 +9,7 @@ import pytest
 from onlooker import Tally, commands_run, instance_of, is_expecting, load_scripts, tier_of, until
 from redis.asyncio import Redis
 
-from stampede_guard import Guard, _backplane, _guard, _operation, coalesce
+from stampede_guard import Guard, _backplane, _course, _operation, coalesce
 from stampede_guard._messages import Message
 from stampede_guard.testing import Gate
 
@@ -68,7 +68,7 @@ async def meter(redis_url: str, namespace: str, admin: Redis, monkeypatch: pytes
     """Return guards that say no word of their own accord, connected, with scripts and marks in place."""
     monkeypatch.setattr(_backplane, "_BEAT", 600.0)
     monkeypatch.setattr(_operation, "_LEASES", (60.0, 60.0))
-    monkeypatch.setattr(_guard, "_POLLS", (60.0, 60.0))
+    monkeypatch.setattr(_course, "_POLLS", (60.0, 60.0))
     await load_scripts(admin)
     tally = Tally(urlsplit(redis_url).port or 6379)
     options: dict[str, Any] = {"namespace": namespace, "deadline": 5, "connect_timeout": 5}

@@ -8,7 +8,7 @@ import pytest
 from onlooker import caught_up, is_expecting, until, until_gone
 from redis.asyncio import Redis
 
-from stampede_guard import ConfigurationError, Guard, _guard, _operation, coalesce
+from stampede_guard import ConfigurationError, Guard, _course, _operation, coalesce
 from stampede_guard.testing import Gate
 
 MakeGuard = Callable[..., Guard]
@@ -195,7 +195,7 @@ async def test_callers_after_an_invalidation_do_not_join(invalidate: Invalidate,
 async def test_whoever_waits_elsewhere_loads_at_once(make_guard: MakeGuard, monkeypatch: pytest.MonkeyPatch) -> None:
     """An invalidation wakes those who wait for the load that it makes worthless; one of them loads anew."""
     monkeypatch.setattr(_operation, "_LEASES", (60.0, 60.0))
-    monkeypatch.setattr(_guard, "_POLLS", (60.0, 60.0))
+    monkeypatch.setattr(_course, "_POLLS", (60.0, 60.0))
     async with make_guard() as first, make_guard() as second, make_guard() as third:
         slow, table = Table("old", is_open=False), Table("new")
         old = ask(first, slow)
@@ -225,14 +225,18 @@ async def test_value_that_was_read_from_the_store_before_is_not_remembered(  # f
     await ask(second, Table("old"))
     gate = Gate()
     store: Any = first._site().tier.store  # type: ignore[union-attr]
-    acquire = store.acquire
+    begin = store.begin
+    under_way: list[asyncio.Task[None]] = []
 
-    async def late(*args: Any) -> Any:
-        verdict = await acquire(*args)
+    async def later(tell: Callable[[], None]) -> None:
         await gate.passage()
-        return verdict
+        tell()
 
-    monkeypatch.setattr(store, "acquire", late)
+    def late(*args: Any) -> Any:
+        *question, tell = args
+        return begin(*question, lambda: under_way.append(asyncio.create_task(later(tell))))
+
+    monkeypatch.setattr(store, "begin", late)
     call = ask(first, Table("not asked for"))
     await gate.arrivals(1)
     await invalidate(second if is_other else first)

@@ -12,7 +12,7 @@ from onlooker import backplane_of, instance_of, is_expecting, is_up, leases_of, 
 from redis.asyncio import Redis
 
 from demo_api.servers import ValkeyServer, valkey_server
-from stampede_guard import Guard, LoadTimeout, WaitTimeout, _backplane, _guard, _operation, coalesce
+from stampede_guard import Guard, LoadTimeout, WaitTimeout, _backplane, _course, _operation, coalesce
 from stampede_guard.testing import Gate, ManualClock
 
 MakeGuard = Callable[..., Guard]
@@ -31,7 +31,7 @@ def key(namespace: str) -> str:
 def long_leases(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let no lease end, and nobody look again, before the test is over: only a word can wake."""
     monkeypatch.setattr(_operation, "_LEASES", (60.0, 60.0))
-    monkeypatch.setattr(_guard, "_POLLS", (60.0, 60.0))
+    monkeypatch.setattr(_course, "_POLLS", (60.0, 60.0))
 
 
 @pytest.fixture
@@ -454,6 +454,7 @@ async def test_garbage_that_is_replaced_by_garbage_is_given_up(
             return await acquire(*args)
 
         monkeypatch.setattr(store, "acquire", restless)
+        monkeypatch.setattr(store, "begin", lambda *_: None)
 
         assert await ask(guard, Kitchen()) == "soup 1"
         assert not await admin.exists(f"{key}:l")

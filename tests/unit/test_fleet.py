@@ -18,7 +18,7 @@ from stampede_guard import (
     coalesce,
 )
 from stampede_guard import _backplane as backplane_module
-from stampede_guard import _guard as guard_module
+from stampede_guard import _course as course_module
 from stampede_guard import _operation as operation_module
 from stampede_guard._stats import Counters
 from stampede_guard.testing import FaultStore, Gate, ManualClock
@@ -162,7 +162,7 @@ async def test_word_that_was_lost(
     fleet: tuple[Process, Process], server: Server, load: Loader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who hears nothing looks again after a while."""
-    monkeypatch.setattr(guard_module, "_POLLS", (0.001, 0.002))
+    monkeypatch.setattr(course_module, "_POLLS", (0.001, 0.002))
     here, there = fleet
     load.gate = Gate()
     first = here.ask(load)
@@ -192,7 +192,7 @@ async def test_waiting_has_an_end_without_a_load_timeout(
     fleet: tuple[Process, Process], load: Loader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So has the waiting of an operation whose loads may take any time."""
-    monkeypatch.setattr(guard_module, "_WAIT", 0.001)
+    monkeypatch.setattr(course_module, "_WAIT", 0.001)
     here, there = fleet
     load.gate = Gate()
     first = here.ask(load)

@@ -5,11 +5,11 @@ so that a store stays a thin piece over somebody's client. There are two kinds: 
 and deletes; a `LeasingStore` can also give one flight of a whole cluster the right to load.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Literal, NamedTuple, Protocol
 
-__all__ = ("Crowded", "LeasingStore", "Refused", "Store", "Stored", "Subscription", "Touched", "Verdict")
+__all__ = ("Begun", "Crowded", "LeasingStore", "Refused", "Store", "Stored", "Subscription", "Touched", "Verdict")
 
 
 class Refused(Exception):  # noqa: N818  # a verdict of the store, not a fault in it
@@ -98,6 +98,20 @@ class Subscription(Protocol):
         ...
 
 
+class Begun(Protocol):
+    """A question that was put without waiting for anything, and its answer."""
+
+    @property
+    def token(self) -> str:
+        """The flight's, from the moment on in which a right to load is asked for; until then it is empty."""
+        ...
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """The answer; `None` if there is more to it, which `LeasingStore.conclude` knows, or none."""
+        ...
+
+
 class LeasingStore(Protocol):
     """A store that arbitrates between processes. Keys are bases, to which it adds its suffixes."""
 
@@ -154,6 +168,20 @@ class LeasingStore(Protocol):
             marks_life: Seconds that the tags' marks have to last.
             former: An earlier token of the same flight's, whose request went unanswered; what it got passes over.
         """
+        ...
+
+    def begin(
+        self, key: str, tags: Sequence[str], lease: float, marks_life: float, on_answer: Callable[[], None]
+    ) -> Begun | None:
+        """Begin to `acquire` under a token of the store's choice; `None` if that would take waiting.
+
+        *on_answer* is called once, from another step of the event loop, and raises nothing that concerns others; the
+        other arguments are those of `acquire`.
+        """
+        ...
+
+    async def conclude(self, begun: Begun, token: str) -> Verdict:
+        """Return or raise what `acquire` would have, after the answer; *token* is the flight's, if it had none yet."""
         ...
 
     async def fill(  # noqa: PLR0917  # one round trip for all of it

@@ -34,7 +34,9 @@ class Asking:
     def __init__(self, name: str, concurrency: int, clock: Callable[[], float]) -> None:
         self._name = name
         self._clock = clock
+        self._concurrency = concurrency
         self._slots = asyncio.Semaphore(concurrency)
+        self._begun = 0  # questions that were put without a slot; there may be as many of them
         self._breakers: dict[str, Breaker] = {}
         self._refusals: dict[str, tuple[str, float]] = {}  # by what the store was asked to do: why not, and when last
 
@@ -44,6 +46,20 @@ class Asking:
         if breaker is None:
             breaker = self._breakers[node] = Breaker(node, self._clock)
         return breaker
+
+    def begin(self, node: str) -> Breaker | None:
+        """Return the breaker of *node* if a question can be put without waiting; when it is answered, `end` it."""
+        breaker = self._breakers.get(node) or self.breaker(node)
+        if breaker.state != "closed" or self._begun >= self._concurrency:
+            return None
+        self._begun += 1
+        return breaker
+
+    def end(self, verb: str, breaker: Breaker | None) -> None:
+        """Take note that such a question is over, and of its *breaker* if it was answered."""
+        self._begun -= 1
+        if breaker is not None:
+            self._note_success(verb, breaker)
 
     async def ask(
         self, verb: str, node: str, ask: Callable[[], Awaitable[T]], counters: Counters, *, is_forced: bool = False
@@ -90,10 +106,13 @@ class Asking:
         except BaseException:
             breaker.gave_up()
             raise
+        self._note_success(verb, breaker)
+        return answer
+
+    def _note_success(self, verb: str, breaker: Breaker) -> None:
         breaker.succeeded()
         if self._refusals:
             self._note_consent(verb)
-        return answer
 
     def _note_failure(self, verb: str, breaker: Breaker, error: Exception) -> None:
         if isinstance(error, Refused):

@@ -17,7 +17,7 @@ from typing import Any
 
 from . import LOST_TOGETHER, Crowded
 from ._node import Node, Said
-from ._parcel import Look, Parcel, Question
+from ._parcel import Look, Parcel, Question, Told
 from ._patience import Patience
 
 _QUESTIONS = 64  # in one batch
@@ -36,6 +36,9 @@ class Batches:
         node: The node.
         concurrency: How many batches may be under way at once; what is asked meanwhile makes the next.
         on_failure: Called when one of them was not answered.
+
+    Attributes:
+        is_closed: Whether nobody is answered any more.
     """
 
     def __init__(self, node: Node, concurrency: int, on_failure: Callable[[], None]) -> None:
@@ -47,7 +50,7 @@ class Batches:
         self._under_way: set[asyncio.Task[None]] = set()
         self._queue: list[asyncio.Future[None]] = []  # of those who wait until there is room
         self._is_due = False
-        self._is_closed = False
+        self.is_closed = False
         self._hits = 0.0  # share of looks
 
     @property
@@ -84,13 +87,22 @@ class Batches:
     def ask(self, question: Question | Look) -> asyncio.Future[Any]:
         """Return the future of *question*'s answer, which raises if there is none."""
         answer = question.answer = self._loop.create_future()
-        if self._is_closed:
+        self._put(question)
+        return answer
+
+    def tell(self, look: Look, call: Callable[[], None]) -> Told:
+        """Put *look*, and have *call* called once there is an answer or none."""
+        told = look.answer = Told(look, call)
+        self._put(look)
+        return told
+
+    def _put(self, question: Question | Look) -> None:
+        if self.is_closed:
             _tell([question], ConnectionError("closed"))
-            return answer
+            return
         self._waiting.append(question)
         if not self._is_due:
             self._set_out()
-        return answer
 
     def _set_out(self) -> None:
         if len(self._under_way) < self._concurrency:
@@ -181,7 +193,7 @@ class Batches:
 
     async def aclose(self) -> None:
         """Answer nobody any more."""
-        self._is_closed = True
+        self.is_closed = True
         _tell(self._waiting, ConnectionError("closed"))
         self._waiting.clear()
         tasks = [*self._under_way]
@@ -202,7 +214,8 @@ def _tell(questions: Iterable[Question | Look], error: Exception) -> None:
                 twin.__notes__ = [LOST_TOGETHER]  # not added: a copy shares its notes with the original
             is_first = False
             answer.set_exception(twin)
-            answer.exception()  # seen: who was cancelled just now will not look
+            if isinstance(answer, asyncio.Future):
+                answer.exception()  # seen: who was cancelled just now will not look
 
 
 def _twin(error: Exception) -> Exception:

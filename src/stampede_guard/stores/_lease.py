@@ -11,10 +11,11 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from .._breaker import Breaker
 from .._codec import fill_of, seal, unseal
 from .._messages import new_token, woken
 from .._stats import Counters
-from . import Crowded, Refused, Stored, Verdict
+from . import Begun, Crowded, Refused, Stored, Verdict
 from ._asking import NoAnswer
 
 if TYPE_CHECKING:
@@ -50,6 +51,8 @@ class Lease:
     """
 
     __slots__ = (
+        "_begun",
+        "_breaker",
         "_counters",
         "_is_lost",
         "_key",
@@ -62,6 +65,7 @@ class Lease:
         "_timer",
         "_token",
         "_unwanted",
+        "_verdict",
         "is_blind",
         "is_owned",
         "is_seized",
@@ -87,7 +91,10 @@ class Lease:
         self._length = length
         self._longest_life = longest_life
         self._counters = counters
-        self._token = new_token()
+        self._token = ""  # until there is a right to ask for: most flights find a value
+        self._begun: Begun | None = None
+        self._breaker: Breaker | None = None
+        self._verdict: Verdict | None = None
         self._marks: tuple[bytes, ...] = ()
         self._unwanted = b""
         self._timer: asyncio.TimerHandle | None = None
@@ -98,6 +105,49 @@ class Lease:
         self.left = 0.0
         self.stored_by = b""
         self.was_undecodable = False
+
+    def begin(self, on_answer: Callable[[], None]) -> bool:
+        """Put the question, if that takes no waiting; return whether it does not.
+
+        Args:
+            on_answer: Called once `open` can tell what became of it.
+        """
+        tier = self._tier
+        store = tier.store
+        if store.has_replicas or not tier.pending.is_empty:
+            return False
+        breaker = tier.asking.begin(store.node_of(self._key))
+        if breaker is None:
+            return False
+        self._breaker = breaker
+        try:
+            self._begun = store.begin(self._key, self._tags, self._length, self._marks_life, on_answer)
+        except Exception:  # noqa: BLE001  # nobody knows who has the key at present: `ask` will find out
+            self._begun = None
+        if self._begun is None:
+            tier.asking.end("read", None)
+        return self._begun is not None
+
+    def open(self, decode: Callable[[bytes], tuple[Any] | None]) -> Found | None:
+        """Return the value if the question was answered with one; what else it was answered with is for `ask`.
+
+        Args:
+            decode: As for `ask`.
+        """
+        begun = self._begun
+        assert begun is not None
+        self._token = begun.token
+        verdict = begun.verdict
+        if verdict is None:
+            self._tier.asking.end("read", None)
+            return None
+        self._tier.asking.end("read", self._breaker)
+        self._begun = None
+        if verdict.stored is not None:
+            return self._open(verdict.stored, verdict.marks, decode)
+        self._verdict = verdict
+        self._concede(verdict)
+        return None
 
     async def ask(self, decode: Callable[[bytes], tuple[Any] | None]) -> Found | Literal["own", "wait", "blind"]:
         """Return the value, or who is to load it.
@@ -140,8 +190,9 @@ class Lease:
 
     def _go_blind(self, silence: NoAnswer) -> None:
         self.is_blind = True
-        if self._is_arbitrated and isinstance(silence.__cause__, TimeoutError):
-            self._tier.look_after(self._release())  # the answer was late, and may have been a yes
+        # The answer was late, or nobody looked at it, and it may have been a yes.
+        if self._is_arbitrated and (isinstance(silence.__cause__, TimeoutError) or (self._begun and self._token)):
+            self._tier.look_after(self._release())
 
     @property
     def _is_arbitrated(self) -> bool:
@@ -181,8 +232,15 @@ class Lease:
         return found
 
     async def _acquire(self) -> Verdict:
+        verdict, self._verdict = self._verdict, None
+        if verdict is not None:
+            return verdict
         node = self._tier.store.node_of(self._key)
         return await self._tier.asking.ask("read", node, self._acquire_surely, self._counters)
+
+    @property
+    def _marks_life(self) -> float:
+        return max(self._tier.marks_life, 2 * self._longest_life)
 
     async def _acquire_surely(self) -> Verdict:
         """Ask once more, under another token, if the request was lost with its connection.
@@ -190,10 +248,18 @@ class Lease:
         The first may be executed yet. If that was after an invalidation, it must not give this flight, which
         by then has loaded an old value, the right to store it.
         """
-        marks_life = max(self._tier.marks_life, 2 * self._longest_life)
-        acquire = partial(self._tier.store.acquire, self._key, self._tags)
+        store, marks_life = self._tier.store, self._marks_life
+        acquire = partial(store.acquire, self._key, self._tags)
+        begun, self._begun = self._begun, None
+        self._token = self._token or new_token()
         try:
+            if begun is not None:
+                return await store.conclude(begun, self._token)
             return await acquire(self._token, self._length, self._unwanted, marks_life)
+        except asyncio.CancelledError:
+            if self._is_arbitrated:
+                self._tier.look_after(self._release())  # the answer would have been a yes, for all we know
+            raise
         except Exception as error:
             if isinstance(error, TimeoutError | Refused | Crowded) or "leases" not in self._tier.capabilities:
                 raise

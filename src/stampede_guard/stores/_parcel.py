@@ -1,9 +1,10 @@
 """What travels to a node together: the bytes of many questions, and who gets which of the replies."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from .._messages import new_token
 from . import Refused, Stored, Verdict, _scripts
 from ._node import Command, Redirected
 from ._resp import pack
@@ -46,8 +47,8 @@ class Look:
 
     Args:
         key: The op's; empty if only marks are asked for.
-        rights: Arguments of ACQUIRE but for the length: token, lease in milliseconds, what is not wanted, former
-            token; `None` at a replica, which gives no rights.
+        rights: Arguments of ACQUIRE but for the length: token, or nothing for a new one once it is needed, lease in
+            milliseconds, what is not wanted, former token; `None` at a replica, which gives no rights.
         last: Last byte of the value to read.
         tags: Keys of the tags.
         life: Milliseconds that marks have to last; none at a replica, which makes none.
@@ -61,7 +62,7 @@ class Look:
     """
 
     __slots__ = ("answer", "has_missed", "is_easy", "is_long", "key", "last", "life", "rights", "tags")
-    answer: asyncio.Future[Verdict | tuple[Any, Sequence[Any]]]
+    answer: "asyncio.Future[Verdict | tuple[Any, Sequence[Any]]] | Told"
     size = 512  # about
 
     def __init__(
@@ -78,14 +79,78 @@ class Look:
 
     def acquisition(self, longest: int = _ANY_LENGTH) -> Call:
         """Return ACQUIRE, which reads one byte more than *longest* at most."""
+        if not self.token:
+            self.take_token(new_token())
         assert self.rights is not None
         token, lease, unwanted, former = self.rights
         keys = (f"{self.key}:v", f"{self.key}:l")
         return Call(list, _scripts.ACQUIRE, keys, (token, lease, min(self.last, longest), unwanted, former))
 
+    @property
+    def token(self) -> str:
+        """The flight's; empty as long as none was needed."""
+        return "" if self.rights is None else self.rights[0]
+
+    def take_token(self, token: str) -> None:
+        """Ask for the right to load under *token*, unless it has one already."""
+        if self.rights is not None and not self.rights[0]:
+            self.rights = token, *self.rights[1:]
+
     def may_read(self) -> bool:
         """Whether a plain read could answer this."""
         return self.rights is None or (self.rights[2] != b"*" and not (self.has_missed or self.is_long))
+
+
+class Told:
+    """Stands for the future of a look's answer where nobody sleeps on one: it calls who asked.
+
+    Args:
+        look: The look.
+        call: Called once there is an answer.
+    """
+
+    __slots__ = ("_answer", "_call", "_error", "look")
+
+    def __init__(self, look: Look, call: Callable[[], None]) -> None:
+        self.look = look
+        self._call: Callable[[], None] | None = call
+        self._answer: Any = None
+        self._error: Exception | None = None
+
+    def done(self) -> bool:
+        """Whether there is an answer."""
+        return self._call is None
+
+    def set_result(self, answer: Any) -> None:
+        """Be the answer."""
+        self._answer = answer
+        self._tell()
+
+    def set_exception(self, error: Exception) -> None:
+        """Be no answer."""
+        self._error = error
+        self._tell()
+
+    def _tell(self) -> None:
+        call, self._call = self._call, None
+        assert call is not None
+        call()
+
+    @property
+    def token(self) -> str:
+        """The look's."""
+        return self.look.token
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """The answer, if nothing stands against it."""
+        return self._answer if self._answer.__class__ is Verdict else None
+
+    def result(self) -> Any:
+        """Return the answer or raise why there is none."""
+        if self._error is not None:
+            raise self._error
+        return self._answer
 
 
 class Parcel:
@@ -195,7 +260,7 @@ class Parcel:
         elif (reply is None or (self._reads_marks and not has_marks)) and look.rights is not None:
             look.has_missed = True
             again.append(look)
-        elif is_hit and has_marks and look.is_easy:
+        elif has_marks and look.is_easy and reply.__class__ is list:
             _answer(look.answer, as_verdict(reply, marks))
         else:
             _answer(look.answer, (reply, marks))
@@ -210,7 +275,7 @@ def as_verdict(reply: Any, marks: tuple[bytes, ...]) -> Verdict:
     return Verdict("wait" if kind == b"WAIT" else "own", None, left, marks)
 
 
-def _answer(answer: asyncio.Future[Any], outcome: object) -> None:
+def _answer(answer: asyncio.Future[Any] | Told, outcome: object) -> None:
     if not answer.done():
         answer.set_result(outcome)
 

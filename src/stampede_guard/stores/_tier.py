@@ -57,8 +57,8 @@ class Tier:
         self._namespace = namespace
         self._instance = instance
         self._everything = Invalidation(self.tag_key(""), Message("c", instance, "").pack(), is_tag=True)
-        can_clear = "tags" in self.store.capabilities
-        self._pending = Pending(clock, self._everything if can_clear else None)
+        self._has_tags = "tags" in self.store.capabilities
+        self._pending = Pending(clock, self._everything if self._has_tags else None)
         self._writes: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._generation = self.store.generation
         self.upkeep: set[asyncio.Task[None]] = set()
@@ -105,7 +105,10 @@ class Tier:
             longest_life: Seconds after which whatever was stored for *op* is gone.
             counters: Where outcomes are counted.
         """
-        keys = (self._everything.key, *map(self.tag_key, tags)) if "tags" in self.capabilities else ()
+        keys: tuple[str, ...] = ()
+        if self._has_tags:
+            everything = self._everything.key
+            keys = (everything, *map(self.tag_key, tags)) if tags else (everything,)
         return Lease(self, op, self.key(op), keys, length, longest_life, counters)
 
     def invalidation(self, op: str, version: int | None = None) -> Invalidation:

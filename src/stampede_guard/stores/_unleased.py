@@ -1,9 +1,9 @@
 """A plain store behind the interface of those that can do more: whoever misses has the right to load."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 
-from . import Refused, Store, Subscription, Verdict
+from . import Begun, Refused, Store, Subscription, Verdict
 
 
 class Unleased:
@@ -46,6 +46,16 @@ class Unleased:
         """Read; without a value that will do, everybody may load."""
         stored = None if unwanted else await self._store.read(f"{key}:v")
         return Verdict("own") if stored is None else Verdict("hit", stored)
+
+    def begin(
+        self, key: str, tags: Sequence[str], lease: float, marks_life: float, on_answer: Callable[[], None]
+    ) -> None:  # it takes a task
+        """Return nothing."""
+
+    async def conclude(self, begun: Begun, token: str) -> Verdict:
+        """Refuse: nothing was begun."""
+        why = "it begins nothing"
+        raise Refused(why)
 
     async def fill(  # noqa: PLR0917  # as the protocol has it
         self,

@@ -10,7 +10,7 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 try:
     from redis.exceptions import ResponseError
@@ -20,11 +20,11 @@ except ImportError as error:  # pragma: no cover  # the test environment has red
 
 from .._policy import Duration, count, flag, seconds
 from ..errors import ConfigurationError
-from . import Refused, Subscription, Touched, Verdict, _scripts
+from . import Begun, Refused, Subscription, Touched, Verdict, _scripts
 from ._batch import Batches
 from ._client import describe
 from ._node import Command, Limits, Node, Redirected
-from ._parcel import Look, Question, as_verdict, marking
+from ._parcel import Look, Question, Told, as_verdict, marking
 from ._patience import Patience
 from ._resp import UnexpectedReply
 from ._scripts import Call
@@ -153,16 +153,42 @@ class RedisStore:
         look = Look(key, (token, _ms(lease), unwanted, former), self._last, tuple(tags), _ms(marks_life))
         if self._batches_of(node).is_full:
             await self._batches_of(node).room()
-        answer = await self._look(node, look, places)
+        return await self._verdict(node, places, look, await self._look(node, look, places))
+
+    def begin(
+        self, key: str, tags: Sequence[str], lease: float, marks_life: float, on_answer: Callable[[], None]
+    ) -> Begun | None:
+        """Begin to acquire, where one node knows everything."""
+        primary = self._topology.primary
+        node = primary(key)
+        batches = self._batches_of(node)
+        if batches.is_full or batches.is_closed:
+            return None
+        for tag in tags:
+            if primary(tag) is not node:
+                return None
+        look = Look(key, ("", _ms(lease), b"", ""), self._last, tuple(tags), _ms(marks_life))
+        return batches.tell(look, on_answer)
+
+    async def conclude(self, begun: Begun, token: str) -> Verdict:
+        """Acquire, from the answer on."""
+        told = cast("Told", begun)
+        look = told.look
+        look.take_token(token)
+        primary = self._topology.primary
+        return await self._verdict(primary(look.key), [primary(tag) for tag in look.tags], look, told.result())
+
+    async def _verdict(self, node: Node, places: Sequence[Node], look: Look, answer: Any) -> Verdict:
         if answer.__class__ is Verdict:
-            return answer
+            verdict: Verdict = answer
+            return verdict
         reply, marks = answer
         if isinstance(reply, Refused):
             reply = await self._once_more(node, look.acquisition(), reply)
         marks = [*marks]
         for at, mark in enumerate(marks):
             if isinstance(mark, Refused):
-                marks[at] = await self._once_more(places[at], marking(tags[at], look.life), mark)
+                marks[at] = await self._once_more(places[at], marking(look.tags[at], look.life), mark)
         return as_verdict(reply, tuple(marks))
 
     def _look(self, node: Node, look: Look, places: Sequence[Node]) -> Awaitable[Any]:

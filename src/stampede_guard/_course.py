@@ -1,0 +1,220 @@
+"""The course of one flight, from its launch to its answer: the part of the data path that runs once per op.
+
+Most flights that have a store find their value there. That takes no task: the store is asked in the call that
+launches the flight, and its answer lands it. A task of its own is for what may wait more than once, and for the loader.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
+from random import random
+from typing import Any, Literal, cast
+
+from ._backplane import Backplane
+from ._memory import UNTRUSTED_LIFE
+from ._operation import Operation
+from ._scoreboard import Flight
+from ._site import Site, Sites
+from .stores._lease import Found, Lease
+from .stores._tier import Tier
+
+_POLLS = (0.025, 0.25)  # seconds between looks for another's load, first and longest, should its word be lost
+_WAIT = 30.0  # seconds that another's loads are waited for when no load_timeout says how long a load may take
+
+
+class Course:
+    """The course of a flight whose operation has no L2.
+
+    Args:
+        sites: All of the guard's.
+        site: The running loop's.
+        operation: Whose flight it is.
+        load: Runs the loader.
+        epoch: Of the op, taken before anything is read.
+        is_private: Whether nobody can join the flight.
+    """
+
+    __slots__ = ("_epoch", "_load", "_operation", "_site", "_sites", "is_private")
+
+    def __init__(  # noqa: PLR0917  # made by the guard alone
+        self,
+        sites: Sites,
+        site: Site,
+        operation: Operation,
+        load: Callable[[], Awaitable[Any]],
+        epoch: tuple[int, ...],
+        is_private: bool,  # noqa: FBT001
+    ) -> None:
+        self._sites = sites
+        self._site = site
+        self._operation = operation
+        self._load = load
+        self._epoch = epoch
+        self.is_private = is_private
+
+    async def fly(self, flight: Flight[Any]) -> Any:
+        """Load; return what is kept for *flight*'s waiters."""
+        operation = self._operation
+        policy = operation.policy
+        value = await self._run(flight, self._load)  # 5
+        if policy.version is not None:
+            operation.version_of(value)  # nothing is compared here, but what is no version is an error everywhere
+        kept = operation.isolate(operation.encode(value)) if policy.isolate else value
+        if self._still_holds(flight):
+            self._keep(flight, kept, None)  # 7
+        elif not flight.landed:
+            operation.counters.overtaken += 1
+        return kept
+
+    async def _run(self, flight: Flight[Any], load: Callable[[], Awaitable[Any]]) -> Any:
+        """Run the loader, when it is its turn, within its budget."""
+        operation = self._operation
+        policy = operation.policy
+        with flight.within(policy.load_timeout):
+            limiter = None if operation.is_batched else self._site.limits.of(operation, policy.max_loads)
+            if limiter is None:
+                operation.counters.loads += not operation.is_batched
+                return await load()
+            async with limiter.slot(flight):
+                operation.counters.loads += 1
+                return await load()
+
+    def _still_holds(self, flight: Flight[Any]) -> bool:
+        """Whether what *flight* has may be stored: it has not ended, and nothing was invalidated since the epoch."""
+        return not flight.landed and self._site.epochs.of(flight.op, flight.tags) == self._epoch
+
+    def _keep(self, flight: Flight[Any], kept: object, life: float | None) -> None:
+        """Put into L1, for no longer than the store's copy has left."""
+        policy = self._operation.policy
+        if policy.ttl is not None:
+            ttl = _spread(policy.ttl, policy.jitter)
+            self._site.memory.put(flight.op, kept, ttl if life is None else min(ttl, life), flight.tags)
+        if flight.is_refresh:
+            self._forget_elsewhere(flight.op)
+
+    def _forget_elsewhere(self, op: str) -> None:
+        """Let this guard's other event loops ask anew; other processes hear of a refresh from the store."""
+        here = self._site
+
+        def forget(site: Site) -> None:
+            if site is not here:
+                site.forget(op)
+
+        here.epochs.bump(op)
+        self._sites.tell(forget)
+
+
+class CourseByStore(Course):
+    """The course of a flight whose operation has an L2: the arguments are the same."""
+
+    __slots__ = ("_lease",)
+    _lease: Lease
+
+    def begin(self, flight: Flight[Any], on_answer: Callable[[], None]) -> bool:
+        """Ask the store for the value at once, if that is possible without waiting for anything."""
+        operation, tier = self._operation, cast("Tier", self._site.tier)  # no l2_ttl without a store
+        length, longest_life = operation.lease_length, operation.longest_life
+        self._lease = tier.lease(flight.op, flight.tags, length, longest_life, operation.counters)
+        return not flight.is_refresh and self._lease.begin(on_answer)
+
+    def open(self, flight: Flight[Any]) -> tuple[Any] | None:
+        """Return the value if it was there."""
+        found = self._lease.open(self._operation.decode)
+        return None if found is None or flight.landed else (self._take(flight, found),)
+
+    def close(self) -> None:
+        """Give back the right to load, if it is still held."""
+        self._lease.let_go()
+
+    async def fly(self, flight: Flight[Any]) -> Any:
+        """Read L2 or load, and store; return what is kept for *flight*'s waiters."""
+        found = await self._find(flight)  # 3, 4
+        if found is not None:
+            return self._take(flight, found)
+        kept, life, is_latest = await self._load_afresh(flight)
+        if is_latest and self._still_holds(flight):
+            self._keep(flight, kept, life)  # 7
+        elif not flight.landed:
+            self._operation.counters.overtaken += 1
+        return kept
+
+    def _take(self, flight: Flight[Any], found: Found) -> Any:
+        """Return what is kept of what the store has."""
+        operation = self._operation
+        operation.counters.l2_hits += 1
+        kept = operation.isolate(found.payload) if operation.policy.isolate else found.value
+        if self._still_holds(flight):
+            self._keep(flight, kept, found.life)  # 7
+        return kept
+
+    def _keep(self, flight: Flight[Any], kept: object, life: float | None) -> None:
+        super()._keep(flight, kept, life)
+        tracking = self._site.tracking
+        if tracking is not None:
+            tracking.remember(flight.op, self._lease.stored_by)
+
+    async def _find(self, flight: Flight[Any]) -> Found | None:
+        """Return what L2 has, waiting for whoever is loading it; `None` if it is this flight that has to load."""
+        operation, lease, backplane = self._operation, self._lease, self._site.backplane
+        counters = operation.counters
+        if flight.is_refresh:
+            await lease.seize()
+            return None
+        answer = await lease.ask(operation.decode)  # 3
+        may_wait = operation.policy.lease and not self.is_private
+        if answer == "wait" and may_wait and backplane is not None:
+            counters.l2_waits += 1
+            flight.hold()
+            answer = await self._await_other(backplane, flight.op)  # 4
+        if isinstance(answer, Found):
+            return answer
+        if answer != "blind" and not lease.was_undecodable:
+            counters.l2_misses += 1
+        return None
+
+    async def _await_other(self, backplane: Backplane, op: str) -> Found | Literal["own", "wait", "blind"]:
+        """Wait until the op's value is there, or nobody else is loading it; for no longer than a load may take."""
+        operation, lease = self._operation, self._lease
+        loop = asyncio.get_running_loop()
+        give_up_at = loop.time() + (operation.policy.load_timeout or _WAIT)
+        polls = _polls()
+        with backplane.expecting(op) as word:
+            # Asked again at once: the word may have come between the first answer and now.
+            while (answer := await lease.ask(operation.decode)) == "wait" and (left := give_up_at - loop.time()) > 0:
+                await word.heard(min(next(polls), max(lease.left, _POLLS[0] / 2), left))
+        return answer
+
+    async def _load_afresh(self, flight: Flight[Any]) -> tuple[Any, float | None, bool]:
+        """Load and fill; return what is kept, for how long at most, and whether it is the latest that is known."""
+        operation, lease = self._operation, self._lease
+        policy = operation.policy
+        with lease.kept_up():
+            value = await self._run(flight, self._timed)  # 5
+        payload = operation.encode(value)
+        version = operation.version_of(value)
+        kept = operation.isolate(payload) if policy.isolate else value
+        life = _spread(cast("float", policy.l2_ttl), policy.jitter)
+        is_latest = await lease.fill(payload, life, version, partial(self._still_holds, flight))  # 6
+        may_be_stale = lease.is_blind and self._site.backplane is not None
+        return kept, UNTRUSTED_LIFE if may_be_stale else None, is_latest
+
+    async def _timed(self) -> Any:
+        """Run the loader, and learn how long it takes: so are leases."""
+        clock = cast("Tier", self._site.tier).clock
+        started_at = clock()
+        value = await self._load()
+        self._operation.note_load(clock() - started_at)
+        return value
+
+
+def _polls() -> Iterator[float]:
+    """Yield the seconds until each next look: a fleet that waits for one load must not look all together."""
+    pause, longest = _POLLS
+    while True:
+        yield pause * (1 - random() / 2)  # noqa: S311  # no secret
+        pause = min(2 * pause, longest)
+
+
+def _spread(life: float, jitter: float) -> float:
+    """Lengthen or shorten *life* at random, so that what was filled together does not expire together."""
+    return life * (1 + jitter * (2 * random() - 1))  # noqa: S311  # no secret
