@@ -16,7 +16,7 @@ from benchmarks.subjects import Function, Terms, one_argument
 
 ROUNDS = 9
 INSERTS = 500  # of a round
-MOST = 60.0  # seconds that filling may take
+MOST = 20.0  # seconds that another one's filling may take with the larger number
 
 
 async def measure_one(peer: Peer, entries: float) -> list[float | None]:
@@ -56,7 +56,7 @@ def _sizes(peer: Peer, few: int, many: int) -> tuple[list[float | None], str]:
     if isinstance(first, str):
         return [None] * 4, first
     size, insert, took = first
-    if (took or 0.0) * many / few > MOST:
+    if peer.role != "guard" and (took or 0.0) * many / few > MOST:
         return [size, None, insert, None], f"filling takes more than {MOST:.0f} s with {many:,}"
     second: Found = probe("memory", peer, many)
     if isinstance(second, str):

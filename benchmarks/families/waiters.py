@@ -119,7 +119,7 @@ async def measure(setting: Setting) -> list[Table]:
     peers = [EVENT, *(peer for peer in all_peers().values() if peer not in without and peer is not EVENT)]
     failures: dict[str, str] = {}
     callers, fewer = setting.scaled(10_000, 100), setting.scaled(2_000, 100)
-    times, loads = await _crowds(peers, callers, setting.scaled(7, 1), setting.part(0.0, 0.4), failures)
+    times, loads = await _crowds(peers, callers, setting.scaled(5, 1), setting.part(0.0, 0.4), failures)
     columns = [(TIME, times), (LOADS, loads)]
     caption = "A caller's task is in all figures, and so is the harness that waits for them."
     if setting.loop == "asyncio":
@@ -209,6 +209,6 @@ async def _cancelled(peers: list[Peer], callers: int, rounds: int, setting: Sett
             lambda done, said: setting.tell(done, f"cancelled, {said}"),
             failures,
             seconds=SECONDS,
-            least=2,
+            least=1,
         )
     return found, failures

@@ -70,14 +70,17 @@ class Course:
         """Run the loader, when it is its turn, within its budget."""
         operation = self._operation
         policy = operation.policy
-        with flight.within(policy.load_timeout):
-            limiter = None if operation.is_batched else self._site.limits.of(operation, policy.max_loads)
-            if limiter is None:
-                operation.counters.loads += not operation.is_batched
-                return await load()
+        flight.start_clock(policy.load_timeout)
+        limiter = None if operation.is_batched else self._site.limits.of(operation, policy.max_loads)
+        if limiter is None:
+            operation.counters.loads += not operation.is_batched
+            value = await load()
+        else:
             async with limiter.slot(flight):
                 operation.counters.loads += 1
-                return await load()
+                value = await load()
+        flight.stop_clock()
+        return value
 
     def _still_holds(self, flight: Flight[Any]) -> bool:
         """Whether what *flight* has may be stored: it has not ended, and nothing was invalidated since the epoch."""
@@ -112,7 +115,8 @@ class CourseByStore(Course):
 
     def begin(self, flight: Flight[Any], on_answer: Callable[[], None]) -> bool:
         """Ask the store for the value at once, if that is possible without waiting for anything."""
-        operation, tier = self._operation, cast("Tier", self._site.tier)  # no l2_ttl without a store
+        operation, tier = self._operation, self._site.tier
+        assert tier is not None  # no l2_ttl without a store
         length, longest_life = operation.lease_length, operation.longest_life
         self._lease = tier.lease(flight.op, flight.tags, length, longest_life, operation.counters)
         return not flight.is_refresh and self._lease.begin(on_answer)
@@ -148,7 +152,7 @@ class CourseByStore(Course):
         return kept
 
     def _keep(self, flight: Flight[Any], kept: object, life: float | None) -> None:
-        super()._keep(flight, kept, life)
+        Course._keep(self, flight, kept, life)
         tracking = self._site.tracking
         if tracking is not None:
             tracking.remember(flight.op, self._lease.stored_by)

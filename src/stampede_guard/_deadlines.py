@@ -7,7 +7,6 @@ tick in which it began, as a test double's or a small query's answer from memory
 
 import asyncio
 from contextvars import Context
-from types import TracebackType
 from typing import Protocol
 from weakref import ref
 
@@ -77,24 +76,6 @@ class Deadlines:
         return f"<Deadlines of {self._budget:g} s: {len(self._due)} flights>"
 
 
-class Budget:
-    """Ends a flight if the block takes too long."""
-
-    __slots__ = ("_deadlines", "_flight")
-
-    def __init__(self, deadlines: Deadlines, flight: Timed) -> None:
-        self._deadlines = deadlines
-        self._flight = flight
-
-    def __enter__(self) -> None:
-        self._deadlines.add(self._flight)
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._deadlines.drop(self._flight)
-
-
 class Budgets:
     """The deadlines of a scoreboard, by budget."""
 
@@ -103,11 +84,11 @@ class Budgets:
     def __init__(self) -> None:
         self._all: dict[float, Deadlines] = {}
 
-    def of(self, flight: Timed, budget: float) -> Budget:
-        """Return what ends *flight* if its block takes more than *budget* seconds."""
+    def of(self, loop: asyncio.AbstractEventLoop, budget: float) -> Deadlines:
+        """Return the deadlines of the loads in *loop* that have *budget* seconds."""
         deadlines = self._all.get(budget)
-        if deadlines is None or deadlines.loop() is not flight.loop:
+        if deadlines is None or deadlines.loop() is not loop:
             if len(self._all) >= _KINDS:
-                self._all.clear()  # those in use live on by their timers and blocks
-            deadlines = self._all[budget] = Deadlines(flight.loop, budget)
-        return Budget(deadlines, flight)
+                self._all.clear()  # those in use live on by their timers and flights
+            deadlines = self._all[budget] = Deadlines(loop, budget)
+        return deadlines

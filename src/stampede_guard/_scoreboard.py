@@ -12,13 +12,13 @@ import asyncio
 import logging
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from contextvars import Context, ContextVar
 from functools import partial
 from typing import Any, Generic, Protocol, TypeVar, cast, final
 from weakref import ref
 
-from ._deadlines import Budgets
+from ._deadlines import Budgets, Deadlines
 from ._failure import Failure
 from ._policy import Duration, OnAbandon, Policy
 from ._stats import Counters, Stats, snapshot
@@ -30,7 +30,6 @@ Load = Callable[[], Awaitable[T]]
 logger = logging.getLogger("stampede_guard")
 
 _LANDED, _GAVE_UP = "landed", "gave up"
-_UNTIMED = nullcontext()
 _FEW = 64  # waiters who have left, and are not worth the search
 # What makes a task that begins inside its own creation, where Python can.
 _eager_task: Callable[..., asyncio.Task[None]] | None = (
@@ -65,8 +64,10 @@ class Flight(Generic[T]):
     __slots__ = (
         "__weakref__",
         "_counters",
+        "_deadlines",
         "_failure",
         "_glance",
+        "_has_begun",
         "_looked",
         "_present",
         "_value",
@@ -90,7 +91,7 @@ class Flight(Generic[T]):
         "task",
     )
 
-    def __init__(
+    def __init__(  # noqa: PLR0915  # all that there is to know of it
         self,
         board: "Scoreboard",
         op: str,
@@ -112,6 +113,8 @@ class Flight(Generic[T]):
         self.task: asyncio.Task[None] | None = None
         self.is_looking = False  # it has no task yet, and may not need one
         self._looked: asyncio.Future[None] | None = None  # done once that is over, if somebody waits for it
+        self._has_begun = False
+        self._deadlines: Deadlines | None = None  # while the loader's time runs
         # In the order in which they came; who leaves early is done, and counted out. A set of them would take ten
         # times the memory, and finding one in the list would take time.
         self._waiters: list[asyncio.Future[str]] = []
@@ -133,15 +136,15 @@ class Flight(Generic[T]):
         self._counters.in_flight += 1
         context.run(_current.set, ref(self))
         self._glance = glance
-        if glance is not None and glance.begin(self, partial(context.run, self._look, load, context)):
+        if glance is not None and glance.begin(self, partial(context.run, self._look, glance, load, context)):
             self.is_looking = True
         else:
             self._begin(load, context)
 
-    def _look(self, load: Callable[["Flight[T]"], Awaitable[T]], context: Context) -> None:
+    def _look(self, glance: Glance[T], load: Callable[["Flight[T]"], Awaitable[T]], context: Context) -> None:
         """Land with what the glance has brought; or begin to load, but not in the midst of whoever brought it."""
         try:
-            seen = cast("Glance[T]", self._glance).open(self)
+            seen = glance.open(self)
         except BaseException as error:
             self._finish(None, error if isinstance(error, Exception) else self._ended_by(error))
             if not isinstance(error, Exception):
@@ -167,7 +170,7 @@ class Flight(Generic[T]):
             self._stop_looking()
         if self.task.done():  # an eager task that never had to wait
             self._end(self.task)
-        else:
+        elif not self._has_begun:
             self.task.add_done_callback(self._end)
 
     def _new_task(self, run: Coroutine[Any, Any, None], context: Context) -> asyncio.Task[None]:
@@ -183,11 +186,22 @@ class Flight(Generic[T]):
         return loop.create_task(run, name=name, context=context)
 
     async def _run(self, load: Callable[["Flight[T]"], Awaitable[T]]) -> None:
-        """Run *load*, and settle everybody in its last step: the task's callbacks come an iteration later."""
+        """Run *load*, and settle everybody in its last step: the task's callbacks come an iteration later.
+
+        And each has its price, so there is one only where this cannot do without: before it has begun, and when it is
+        cancelled, or stops the loop.
+        """
+        self._has_begun = True
+        if self.task is not None:
+            self.task.remove_done_callback(self._end)
         try:
             value = await load(self)
         except Exception as error:  # noqa: BLE001  # whatever it is, it is the waiters'
             self._finish(None, error)
+        except BaseException:
+            if self.task is not None:
+                self.task.add_done_callback(self._end)
+            raise
         else:
             self._finish(value, None)
 
@@ -334,12 +348,20 @@ class Flight(Generic[T]):
                 flight.place.set_result(False)
             ahead += flight.awaits.values()
 
-    def within(self, timeout: float | None) -> AbstractContextManager[None]:
-        """End the flight with `LoadTimeout` when the block takes longer than *timeout* seconds.
+    def start_clock(self, budget: float | None) -> None:
+        """End the flight with `LoadTimeout` unless it is over, or the clock stopped, within *budget* seconds.
 
         The flight ends even if the load ignores its cancellation.
         """
-        return _UNTIMED if timeout is None else self.board.budgets.of(self, timeout)
+        if budget is not None:
+            self._deadlines = self.board.budgets.of(self.loop, budget)
+            self._deadlines.add(self)
+
+    def stop_clock(self) -> None:
+        """Let the loader's time be over."""
+        if self._deadlines is not None:
+            self._deadlines.drop(self)
+            self._deadlines = None
 
     def run_out(self, budget: float) -> None:
         """End: the load has taken longer than *budget* seconds."""
@@ -367,6 +389,7 @@ class Flight(Generic[T]):
         self.is_urgent = False  # what the load has left behind queues like everybody
         self.task = None  # it holds the load's frames, which hold this
         self._land(value, error)
+        self.stop_clock()
         if self.is_looking:
             self._stop_looking()
         if self._glance is not None:
@@ -522,9 +545,9 @@ class Scoreboard:
         return await flight.wait(self._policy.wait_timeout)
 
     async def _run(self, load: Load[T], flight: Flight[T]) -> T:
-        with flight.within(self._policy.load_timeout):
-            self._counters.loads += 1
-            return await load()
+        flight.start_clock(self._policy.load_timeout)
+        self._counters.loads += 1
+        return await load()
 
     def current(self, op: str) -> Flight[Any] | None:
         """Return the current flight of *op*, or `None`.

@@ -164,11 +164,11 @@ async def test_mark_that_is_read_lasts(  # noqa: PLR0917
 
 
 async def test_number_of_questions_in_a_request_is_bounded(store: RedisStore, tally: Tally, keys: list[str]) -> None:
-    """Of 150 questions no more than 64 travel together."""
+    """Of 150 questions no more than 128 travel together."""
     found = await together(*(find(store, key) for key in keys[:150]))
 
     assert [key.encode() for key in keys[:150]] == [stored.envelope for stored in found if stored is not None]
-    assert (3, 150) == (tally.round_trips, len(tally.commands))
+    assert (2, 150) == (tally.round_trips, len(tally.commands))
 
 
 async def test_bytes_of_a_request_are_bounded(store: RedisStore, tally: Tally, keys: list[str]) -> None:

@@ -160,16 +160,20 @@ async def test_timer_keeps_nobodys_context(clock: ManualClock, pause: Pause) -> 
 
 
 async def test_each_budget_has_its_deadlines(clock: ManualClock, pause: Pause) -> None:
-    """Loads with different budgets are timed apart; a block that is left in time ends nothing."""
+    """Loads with different budgets are timed apart; one that is over in time is not ended."""
     budgets, short, long, left = Budgets(), Timed(), Timed(), Timed()
+    loop = asyncio.get_running_loop()
 
-    with budgets.of(short, 1), budgets.of(long, 5):
-        with budgets.of(left, 1):
-            await pause()
-        both = sorted(timers())
-        clock.advance(2)
-        await pause()
-        one = timers()
+    budgets.of(loop, 1).add(short)
+    budgets.of(loop, 5).add(long)
+    budgets.of(loop, 1).add(left)
+    await pause()
+    budgets.of(loop, 1).drop(left)
+    both = sorted(timers())
+    clock.advance(2)
+    await pause()
+    one = timers()
+    budgets.of(loop, 5).drop(long)
 
     assert ([1_001.0, 1_005.0], [1_005.0], []) == (both, one, timers())
     assert ([1], [], []) == (short.ended, long.ended, left.ended)
@@ -179,9 +183,8 @@ async def test_budgets_without_number(clock: ManualClock, pause: Pause) -> None:
     """Whoever invents a budget for each load fills no memory, and each is ended all the same."""
     budgets, flights = Budgets(), [Timed() for _ in range(200)]
 
-    blocks = [budgets.of(flight, 1 + number / 100) for number, flight in enumerate(flights)]
-    for block in blocks:
-        block.__enter__()
+    for number, flight in enumerate(flights):
+        budgets.of(flight.loop, 1 + number / 100).add(flight)
     await pause()
     clock.advance(10)
     await pause()
@@ -196,9 +199,9 @@ def test_each_loop_has_its_deadlines(make_loop: MakeLoop) -> None:
     flights = [Timed(loop) for loop in loops]
 
     async def end(flight: Timed) -> None:
-        with budgets.of(flight, 0.001):
-            while not flight.ended:
-                await asyncio.sleep(0)
+        budgets.of(flight.loop, 0.001).add(flight)
+        while not flight.ended:
+            await asyncio.sleep(0)
 
     for loop, flight in zip(loops, flights, strict=True):
         loop.run_until_complete(end(flight))

@@ -43,13 +43,13 @@ class Kitchen:
         return await flight.wait()
 
     async def _run(self, limiter: Limiter | None, load: Load, load_timeout: float | None, flight: Flight[Any]) -> Any:
-        with flight.within(load_timeout):
-            if limiter is None:
-                self.began.append(flight.op)
-                return await load()
-            async with limiter.slot(flight):
-                self.began.append(flight.op)
-                return await load()
+        flight.start_clock(load_timeout)
+        if limiter is None:
+            self.began.append(flight.op)
+            return await load()
+        async with limiter.slot(flight):
+            self.began.append(flight.op)
+            return await load()
 
     def start(self, op: str, load: Load, **options: Any) -> asyncio.Task[Any]:
         """Ask in a task of its own."""

@@ -20,7 +20,7 @@ from ._node import Node, Said
 from ._parcel import Look, Parcel, Question, Told
 from ._patience import Patience
 
-_QUESTIONS = 64  # in one batch
+_QUESTIONS = 128  # in one batch
 _BYTES = 1 << 17  # that one batch sends; what is larger by itself travels by itself
 _QUEUE = 1.0  # seconds that an operation waits for a connection before it is given up
 # Share of looks that found a value lately, from which on the next ones are expected to. Among others that saves time;
