@@ -152,7 +152,7 @@ class CourseByStore(Course):
         return kept
 
     def _keep(self, flight: Flight[Any], kept: object, life: float | None) -> None:
-        Course._keep(self, flight, kept, life)
+        super()._keep(flight, kept, life)
         tracking = self._site.tracking
         if tracking is not None:
             tracking.remember(flight.op, self._lease.stored_by)
