@@ -26,7 +26,7 @@ from benchmarks.show import show, updated
 
 FAMILIES = ("hits", "waiters", "misses", "memory", "expiry", "redis", "instructions")
 LOOPS = ("asyncio", "uvloop")
-LOOPED = ("hits", "waiters", "misses", "redis")  # the event loop makes a difference to them
+LOOPED = ("hits", "waiters", "misses", "redis")  # what the event loop makes a difference to
 PAGE = Path("docs/explanation/performance.md")
 WIDTH = 160  # of what goes to a file or a pipe
 OTHERS = ("cachetools", "redis", "uvloop", "msgspec")  # whose versions matter too

@@ -3,9 +3,11 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from contextvars import Context
+from typing import cast
 
 from stampede_guard._codec import fill_of
+from stampede_guard._messages import new_token
 from stampede_guard.stores import Begun, Stored, Subscription, Touched, Verdict
 from stampede_guard.testing import Gate, ManualClock
 
@@ -68,10 +70,27 @@ class Server:
         return lease if lease is not None and self.clock() < lease[2] else None
 
 
+class Question:
+    """A question that was put, and what became of it.
+
+    Attributes:
+        token: The flight's; empty before the question sets out, and when there was a value.
+        verdict: The answer, if nothing has to be concluded.
+        outcome: The answer, or why there is none.
+    """
+
+    def __init__(self) -> None:
+        self.token = ""
+        self.verdict: Verdict | None = None
+        self.outcome: Verdict | Exception | None = None
+
+
 class LeasingDouble:
     """One process's way to the server.
 
     Attributes:
+        begins: Whether it can begin to acquire.
+        has_more: Whether there is more to each answer to what was begun, so that it has to be concluded.
         error: Raised by every operation while it is set.
         gate: Waited for by every operation while it is set.
         deaf: Raised by every attempt to listen while it is set.
@@ -82,6 +101,8 @@ class LeasingDouble:
     name = "Leasing"
     concurrency = 64
     capabilities = frozenset({"leases", "backplane", "tags", "versions"})
+    begins = True
+    has_more = False
 
     def __init__(self, server: Server) -> None:
         self.server = server
@@ -94,6 +115,7 @@ class LeasingDouble:
         self.gate: Gate | None = None
         self.asked: list[str] = []
         self.is_closed = False
+        self._under_way: set[asyncio.Task[Verdict]] = set()
 
     async def _ask(self, what: str) -> None:
         self.asked.append(what)
@@ -137,11 +159,43 @@ class LeasingDouble:
         server.leases[key] = token, held is not None and held[1], now + lease
         return Verdict("own", marks=marks)
 
-    def begin(self, *args: Any) -> Begun | None:
-        return None
+    def begin(
+        self, key: str, tags: Sequence[str], lease: float, marks_life: float, on_answer: Callable[[], None]
+    ) -> Begun | None:
+        if not self.begins or self.is_closed:
+            return None
+        question = Question()
+        # As a batch of the real one: not by the loop's factory, nor in the context of whoever asks.
+        context = Context()
+        task = asyncio.Task(self._carry(question, key, tags, lease, marks_life), name="begun", context=context)
+        self._under_way.add(task)
+
+        def answer(task: asyncio.Task[Verdict]) -> None:
+            self._under_way.discard(task)
+            error = ConnectionError("closed") if task.cancelled() else task.exception()
+            question.outcome = task.result() if error is None else cast("Exception", error)
+            if isinstance(question.outcome, Verdict):
+                if question.outcome.kind == "hit":
+                    question.token = ""  # nobody asked for a right
+                if not self.has_more:
+                    question.verdict = question.outcome
+            on_answer()
+
+        task.add_done_callback(answer, context=context)
+        return question
+
+    async def _carry(
+        self, question: Question, key: str, tags: Sequence[str], lease: float, marks_life: float
+    ) -> Verdict:
+        question.token = new_token()
+        return await self.acquire(key, tags, question.token, lease, b"", marks_life)
 
     async def conclude(self, begun: Begun, token: str) -> Verdict:
-        raise NotImplementedError
+        outcome = cast("Question", begun).outcome
+        if isinstance(outcome, Exception):
+            raise outcome
+        assert outcome is not None
+        return outcome
 
     async def fill(  # noqa: PLR0917  # as the protocol has it
         self,
@@ -217,3 +271,8 @@ class LeasingDouble:
 
     async def aclose(self) -> None:
         self.is_closed = True
+        tasks = tuple(self._under_way)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)

@@ -147,11 +147,11 @@ class Flight(Generic[T]):
             seen = glance.open(self)
         except BaseException as error:
             self._finish(None, error if isinstance(error, Exception) else self._ended_by(error))
-            if not isinstance(error, Exception):
+            if isinstance(error, KeyboardInterrupt | SystemExit):  # as from a task; others came with this answer
                 raise
         else:
             if seen is None:
-                self.loop.call_soon(self._begin, load, context, context=context)
+                self.loop.call_soon(self._begin, load, context)
             else:
                 self._finish(seen[0], None)
 

@@ -19,7 +19,7 @@ from leasing import LeasingDouble, Server
 
 import stampede_guard
 from stampede_guard import Guard, InvalidationPending, LoadCancelled, Scoreboard
-from stampede_guard import _guard as guard_module
+from stampede_guard import _course as course_module
 from stampede_guard._codec import seal
 from stampede_guard._policy import Policy
 from stampede_guard.stores import Refused, Stored, Verdict
@@ -233,6 +233,10 @@ def test_i3_what_began_before_an_invalidation_is_never_stored(
     assert {"new"} == late
 
 
+# Whether a store is asked before a flight has a task, and whether there is more to its answer then.
+BEGINNINGS = {"in a task": (False, False), "at once": (True, False), "concluded": (True, True)}
+
+
 class SlowLeasing(LeasingDouble):
     """A store with leases whose operations take so many ticks, half of them before they take effect."""
 
@@ -259,10 +263,12 @@ class SlowLeasing(LeasingDouble):
 class FleetStory:
     """A menu that changes once, while callers come to two processes in each tick; one of the two is told."""
 
-    def __init__(self, costs: list[list[int]], load_cost: int, how: str, **options: Any) -> None:
+    def __init__(self, costs: list[list[int]], load_cost: int, how: str, begin: str, **options: Any) -> None:
         clock = ManualClock()
         server = Server(clock)
         stores = [SlowLeasing(server, each) for each in costs]
+        for store in stores:
+            store.begins, store.has_more = BEGINNINGS[begin]
         self.guards = [Guard(lambda store=store: store, clock=clock) for store in stores]  # type: ignore[misc]
         self._load_cost = load_cost
         self._how = how
@@ -317,13 +323,21 @@ class FleetStory:
     costs=st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=5), min_size=2, max_size=2),
     load_cost=st.integers(0, 12),
     how=st.sampled_from(["op", "tag", "everything"]),
+    begin=st.sampled_from([*BEGINNINGS]),
     lease=st.booleans(),
 )
-def test_i3_holds_between_processes(
-    pace: tuple[int, int], costs: list[list[int]], load_cost: int, how: str, make_loop: MakeLoop, *, lease: bool
+def test_i3_holds_between_processes(  # noqa: PLR0917
+    pace: tuple[int, int],
+    costs: list[list[int]],
+    load_cost: int,
+    how: str,
+    begin: str,
+    make_loop: MakeLoop,
+    *,
+    lease: bool,
 ) -> None:
     """In whichever process a load began before an invalidation was confirmed: nobody who comes later gets its value."""
-    story = FleetStory(costs, load_cost, how, lease=lease)
+    story = FleetStory(costs, load_cost, how, begin, lease=lease)
 
     early, late = make_loop().run_until_complete(story.tell(*pace))
 
@@ -483,7 +497,7 @@ class DeadlinedLeasing(LeasingDouble):
 @pytest.fixture
 def _hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let whoever waits for another's load look again at once."""
-    monkeypatch.setattr(guard_module, "_POLLS", (0.0, 0.0))
+    monkeypatch.setattr(course_module, "_POLLS", (0.0, 0.0))
 
 
 TROUBLES = [OSError("reset"), Refused("OOM"), TimeoutError(), AttributeError("a bug"), "hangs", "lies", None, None]
@@ -502,17 +516,18 @@ TROUBLES = [OSError("reset"), Refused("OOM"), TimeoutError(), AttributeError("a 
         ),
         max_size=25,
     ),
-    has_leases=st.booleans(),
+    begin=st.sampled_from([*BEGINNINGS, None]),
 )
 def test_i6_a_store_in_trouble_changes_no_outcome(
     story: list[tuple[str, str, Any, bytes, float]],
+    begin: str | None,
     make_loop: MakeLoop,
-    *,
-    has_leases: bool,
 ) -> None:
     """A store that fails, hangs or lies in each operation: every call gets the present answer, and no error."""
     clock = ManualClock()
-    store = DeadlinedLeasing(Server(clock)) if has_leases else Deadlined(clock)
+    store = Deadlined(clock) if begin is None else DeadlinedLeasing(Server(clock))
+    if isinstance(store, DeadlinedLeasing) and begin is not None:
+        store.begins, store.has_more = BEGINNINGS[begin]
     menu = {"a": 0, "b": 0}
     guard = Guard(lambda: store, clock=clock)
 

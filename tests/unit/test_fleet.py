@@ -86,6 +86,13 @@ def load() -> Loader:
     return Loader()
 
 
+@pytest.fixture(autouse=True, params=["at once", "concluded", "in a task"])
+def _begins(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the store be asked before a flight has a task, with and without more to its answer, or after that."""
+    monkeypatch.setattr(LeasingDouble, "begins", request.param != "in a task")
+    monkeypatch.setattr(LeasingDouble, "has_more", request.param == "concluded")
+
+
 @pytest.fixture(autouse=True)
 def _without_beats(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the bus be silent, unless a test wants it otherwise."""

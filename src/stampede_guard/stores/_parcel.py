@@ -14,7 +14,8 @@ _SHORT = 1 << 14  # bytes of the longest value that travels with others
 _ANY_LENGTH = 1 << 62
 
 _VALUE = (int, bytes)  # what PTTL and GETRANGE reply
-_MARK = (bytes, type(None))
+_MARK = ((bytes, type(None)),)  # what GET replies
+_LASTING_MARK = (*_MARK, int)  # with PTTL
 
 Marked = dict[tuple[tuple[str, ...], int], tuple[bool, tuple[Any, ...]]]  # whether tags have their marks, and these
 
@@ -181,11 +182,19 @@ class Parcel:
         self._marks = [*dict.fromkeys((tag, life) for tags, life in self._sets for tag in tags)]
         self._reads_marks = not (self._acquisitions or self._rest)
         # Marks come last: none is older than the value that it is compared with.
-        commands = [each.acquisition(self._longest).by_digest() for each in self._acquisitions]
-        for tag, life in self._marks:
-            commands += [marking(tag, life).by_digest()] if life and not self._reads_marks else _reading_mark(tag, life)
-        text = [_reading(self._reads, self._longest), *[pack(words) for _, *words in commands]]
-        kinds: list[Any] = [*_VALUE * len(self._reads), *[kind for kind, *_ in commands]]
+        text: list[bytes] = []
+        kinds: list[Any] = [*_VALUE * len(self._reads)]
+        if self._reads_marks:
+            text.append(_reading(self._reads, self._longest, self._marks))
+            for _, life in self._marks:
+                kinds += _LASTING_MARK if life else _MARK
+        else:
+            text.append(_reading(self._reads, self._longest, ()))
+            commands = [each.acquisition(self._longest).by_digest() for each in self._acquisitions]
+            for tag, life in self._marks:
+                commands.append(marking(tag, life).by_digest() if life else (_MARK[0], "GET", tag))
+            text += [pack(words) for _, *words in commands]
+            kinds += [kind for kind, *_ in commands]
         for question in self._questions:
             text.append(question.text)
             kinds += question.kinds
@@ -289,8 +298,8 @@ def _as_acquired(look: Look, life: Any, value: Any) -> Any:
     return refusal if look.rights is None or isinstance(refusal, Redirected) else None
 
 
-def _reading(looks: Sequence[Look], longest: int) -> bytes:
-    """Return PTTL and GETRANGE for each of *looks*.
+def _reading(looks: Sequence[Look], longest: int, marks: Sequence[tuple[str, int]]) -> bytes:
+    """Return PTTL and GETRANGE for each of *looks*, and then GET, and PTTL if it has to last, for each of *marks*.
 
     The life first: should the value be replaced in between, it is the older one's, and not too long.
     """
@@ -303,12 +312,12 @@ def _reading(looks: Sequence[Look], longest: int) -> bytes:
             f"*2\r\n$4\r\nPTTL\r\n${length}\r\n{key}\r\n"
             f"*4\r\n$8\r\nGETRANGE\r\n${length}\r\n{key}\r\n$1\r\n0\r\n${len(str(last))}\r\n{last}\r\n"
         )
+    for tag, life in marks:
+        length = len(tag) if tag.isascii() else len(tag.encode())
+        text.append(f"*2\r\n$3\r\nGET\r\n${length}\r\n{tag}\r\n")
+        if life:
+            text.append(f"*2\r\n$4\r\nPTTL\r\n${length}\r\n{tag}\r\n")
     return "".join(text).encode()
-
-
-def _reading_mark(tag: str, life: int) -> list[Command]:
-    reading: list[Command] = [(_MARK, "GET", tag)]
-    return [*reading, (int, "PTTL", tag)] if life else reading
 
 
 def marking(tag: str, life: int) -> Call:
