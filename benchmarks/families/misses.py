@@ -26,34 +26,56 @@ EAGER = [*COLUMNS, Column("with eager tasks", "µs", digits=1)]
 async def measure(setting: Setting) -> list[Table]:
     """Return one table."""
     peers = [IN_A_TASK, *(peer for peer in all_peers().values() if peer not in {IN_A_TASK, EVENT})]
-    failures: dict[str, str] = {}
+    failures: tuple[dict[str, str], dict[str, str]] = ({}, {})
     calls = setting.scaled(1_000, 100)
+    caption = "Whoever lacks a task of its own runs the loader inside the first caller."
     factories: list[Any] = [None]
     if sys.version_info >= (3, 12):
-        factories.append(asyncio.eager_task_factory)
+        if await _starts_tasks(asyncio.eager_task_factory):
+            factories.append(asyncio.eager_task_factory)
+        else:
+            caption += " This event loop has no eager tasks on this Python."
     columns: list[dict[str, Figure]] = []
     loop = asyncio.get_running_loop()
-    for factory in factories:
+    for factory, failed in zip(factories, failures, strict=False):
         loop.set_task_factory(factory)
-        async with all_wrapped(peers, lambda _: one_argument(), Terms(maxsize=MAXSIZE), failures) as functions:
+        async with all_wrapped(peers, lambda _: one_argument(), Terms(maxsize=MAXSIZE), failed) as functions:
             rounds = {name: _round(function, calls) for name, function in functions.items()}
             columns.append(
                 await interleaved(
                     rounds,
                     setting.scaled(25, 2),
                     lambda done, said: setting.tell((len(columns) + done) / len(factories), said),
-                    failures,
+                    failed,
                     seconds=SECONDS,
                     least=5,
                 )
             )
     loop.set_task_factory(None)
-    rows = [row_of(peer, [column.get(peer.name) for column in columns], failures.get(peer.name, "")) for peer in peers]
+    rows = [
+        row_of(peer, [column.get(peer.name) for column in columns], failures[0].get(peer.name, "")) for peer in peers
+    ]
     for row in rows:
+        if not row.note and row.name in failures[1]:
+            row.note = f"with eager tasks: {failures[1][row.name]}"
         if row.role == "baseline" and row.name != IN_A_TASK.name:
             row.role = "reference"  # here it is one more thing to compare with
-    caption = "Whoever lacks a task of its own runs the loader inside the first caller."
     return [Table("misses", TITLE, EAGER if len(columns) > 1 else COLUMNS, rows, caption, setting.loop)]
+
+
+async def _starts_tasks(factory: Any) -> bool:
+    """Tell whether the event loop can start tasks by *factory*: not every version of uvloop can, on every Python."""
+    loop = asyncio.get_running_loop()
+    coroutine = asyncio.sleep(0)
+    loop.set_task_factory(factory)
+    try:
+        await loop.create_task(coroutine)
+    except TypeError:
+        coroutine.close()
+        return False
+    finally:
+        loop.set_task_factory(None)
+    return True
 
 
 def _round(call: Function, calls: int) -> Callable[[], Awaitable[float]]:

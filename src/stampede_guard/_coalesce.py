@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar,
 
 from ._codec import Codec
 from ._entry import Entry
-from ._front import MISS, Callee, Front
+from ._front import MISS, Callee, Front, Tally
 from ._guard import Guard
 from ._keys import BuildTags, KeySpec, compile_key, compile_tags, name_of
 from ._operation import NO_ANNOTATION, Operation, hand_out
@@ -193,7 +193,7 @@ def _compile_call(
     operation: Operation,
     build_tags: BuildTags | None,
 ) -> Callable[..., Coroutine[Any, Any, Any]]:
-    """Return the coroutine function that stands in for *function*: the front of L1 where it can help, then the guard.
+    """Return the coroutine function that stands in for *function*: the fronts where they can help, then the guard.
 
     For `async def load_menu(menu_id, lang="en")` it reads:
 
@@ -201,7 +201,11 @@ def _compile_call(
             _sg_answer = _sg_front(menu_id, lang)
             if _sg_answer is not _sg_miss:
                 return _sg_answer
-            _sg_answer = _sg_ask(_sg_build(menu_id, lang), (menu_id, lang), {}, (menu_id, lang))
+            _sg_answer = _sg_board(menu_id, lang)
+            if _sg_answer is _sg_miss:
+                _sg_answer = _sg_ask(_sg_build(menu_id, lang), (menu_id, lang), {}, (menu_id, lang))
+            else:
+                _sg_counters.joins += 1
             if _sg_answer.__class__ is _sg_flight:
                 _sg_answer = await _sg_answer.wait(_sg_timeout)
             return _sg_hand_out(_sg_answer)
@@ -209,23 +213,29 @@ def _compile_call(
     parameters = parameters_of(function)
     args, kwargs = as_tuple_and_dict(parameters)
     body: list[str] = []
-    front, shown = None, "()"
-    if spec.arguments is not None and operation.policy.ttl is not None and not operation.policy.isolate:
-        front, shown = Front(operation.counters, _ROOM), tuple_of(spec.arguments)
-        body = [
-            f"_sg_answer = _sg_front({', '.join(spec.arguments)})",
-            "if _sg_answer is not _sg_miss:",
-            "    return _sg_answer",
-        ]
+    front = board_front = None
+    begun = f"_sg_answer = _sg_ask(_sg_build({forwarding(parameters)}), {args}, {kwargs}"
+    if spec.arguments is None:
+        body.append(f"{begun}, ())")
+    else:
+        plain = ", ".join(spec.arguments)
+        if operation.policy.ttl is not None and not operation.policy.isolate:
+            front = Front(operation.counters, _ROOM)
+            body += [f"_sg_answer = _sg_front({plain})", "if _sg_answer is not _sg_miss:", "    return _sg_answer"]
+        board_front = Front(Tally(), _ROOM)
+        shown = tuple_of(spec.arguments)
+        body += [f"_sg_answer = _sg_board({plain})", "if _sg_answer is _sg_miss:", f"    {begun}, {shown})"]
+        body += ["else:", "    _sg_counters.joins += 1"]
     body += [
-        f"_sg_answer = _sg_ask(_sg_build({forwarding(parameters)}), {args}, {kwargs}, {shown})",
         "if _sg_answer.__class__ is _sg_flight:",
         "    _sg_answer = await _sg_answer.wait(_sg_timeout)",
         "return _sg_hand_out(_sg_answer)",
     ]
     names = {
-        "_sg_ask": guard.asker(operation, function, build_tags, front),
+        "_sg_ask": guard.asker(operation, function, build_tags, front, board_front),
+        "_sg_board": board_front,
         "_sg_build": spec.build,
+        "_sg_counters": operation.counters,
         "_sg_flight": Flight,
         "_sg_front": front,
         "_sg_hand_out": hand_out,

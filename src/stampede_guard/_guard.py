@@ -104,8 +104,8 @@ class Guard:
         drain_timeout: Duration = 5.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.enabled = enabled
-        self.rollout = rollout
+        self._enabled = enabled
+        self._rollout = fraction("rollout", rollout)
         self.namespace = _checked_namespace(namespace)
         self._maxsize = count("maxsize", maxsize)
         self._max_bytes = count("max_bytes", max_bytes)
@@ -142,6 +142,16 @@ class Guard:
         return frozenset() if tier is None else tier.capabilities
 
     @property
+    def enabled(self) -> bool:
+        """Whether flights are shared."""
+        return self._enabled
+
+    @enabled.setter
+    def enabled(self, enabled: bool) -> None:
+        self._enabled = enabled
+        self._sites.tell(Site.hide_flights)
+
+    @property
     def rollout(self) -> float:
         """Fraction of all ops whose flights are shared."""
         return self._rollout
@@ -149,6 +159,7 @@ class Guard:
     @rollout.setter
     def rollout(self, share: float) -> None:
         self._rollout = fraction("rollout", share)
+        self._sites.tell(Site.hide_flights)
 
     def asker(
         self,
@@ -156,12 +167,14 @@ class Guard:
         function: Callable[..., Awaitable[Any]],
         build_tags: BuildTags | None,
         front: Front | None = None,
+        board_front: Front | None = None,
     ) -> Callable[[str, Any, Any, Any], Any]:
         """Return the first two steps of each call of *function*.
 
         They take the op, the arguments as a tuple and a dict, and those that memory shows its answer to *front* under,
-        which will give the next one itself. They return what memory keeps, or else a flight: one that is up, or a new
-        one. They are not async: who waits in great numbers waits with one frame less.
+        which will give the next one itself, and a flight that is up to *board_front*. They return what memory keeps,
+        or else a flight: one that is up, or a new one. They are not async: who waits in great numbers waits with one
+        frame less.
         """
         here, counters = self._sites.here, operation.counters
 
@@ -173,10 +186,12 @@ class Guard:
                 if front is not None and held.value.__class__ is not Isolated:
                     site.memory.show(front, shown, held)
                 return held.value
-            shares = self._shares(op)
-            flight = site.board.current(op) if shares else None  # 2
+            shares = (self._enabled and self._rollout >= 1) or self._shares(op)
+            flight = site.board.flights.get(op) if shares else None  # 2; a site's are all of its loop
             if flight is not None:
                 counters.joins += 1
+                if board_front is not None and flight.shown is None:
+                    site.memory.show(board_front, shown, flight.show())
                 return flight
             tags = () if build_tags is None else build_tags(*args, **kwargs)
             return self._launch(site, operation, op, partial(function, *args, **kwargs), tags, is_private=not shares)
@@ -243,7 +258,7 @@ class Guard:
         is_refresh: bool,
     ) -> Flight[Any]:
         shares = self._shares(op)
-        flight = site.board.current(op) if shares else None
+        flight = site.board.flights.get(op) if shares else None
         if flight is not None and (flight.is_refresh or not is_refresh):
             operation.counters.joins += 1
             return flight
@@ -374,7 +389,7 @@ class Guard:
         """
         site = self._site()
         shares = self._shares(op)
-        flight = site.board.current(op) if shares else None
+        flight = site.board.flights.get(op) if shares else None
         if flight is not None and flight.is_refresh:
             operation.counters.joins += 1
         else:

@@ -15,11 +15,13 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
 from contextlib import contextmanager
 from contextvars import Context, ContextVar
 from functools import partial
+from math import inf
 from typing import Any, Generic, Protocol, TypeVar, cast, final
 from weakref import ref
 
 from ._deadlines import Budgets, Deadlines
 from ._failure import Failure
+from ._front import Held
 from ._policy import Duration, OnAbandon, Policy
 from ._stats import Counters, Stats, snapshot
 from .errors import ConfigurationError, LoadCancelled, LoadTimeout, RecursiveLoad, WaitTimeout, WrongLoop
@@ -87,6 +89,7 @@ class Flight(Generic[T]):
         "op",
         "outer",
         "place",
+        "shown",
         "tags",
         "task",
     )
@@ -122,11 +125,12 @@ class Flight(Generic[T]):
         self._was_joined = False
         self.outer = outer  # the flight whose loader launched this one
         self.awaits: dict[object, Flight[Any]] = {}  # what this one's loader waits for, by the calls that wait
+        self.shown: Held | None = None  # what fronts know it by
         self.place: asyncio.Future[bool] | None = None  # in a limiter's queue
         # It holds a slot, or one that does waits for it: it may not queue.
         self.is_urgent = outer is not None and _is_urgent(outer)
         self._glance: Glance[T] | None = None
-        self._value: T | None = None
+        self._value: Any = None
         self._failure: Failure | None = None
 
     def take_off(
@@ -218,6 +222,17 @@ class Flight(Generic[T]):
     def _ended_by(self, error: BaseException) -> LoadCancelled:
         return LoadCancelled(f"{self.op}: the load was ended by {type(error).__name__}")
 
+    def show(self) -> Held:
+        """Return what fronts may know it by, as long as it can be joined."""
+        self.shown = Held(self, inf)
+        return self.shown
+
+    def hide(self) -> None:
+        """Let no front know it any more: who comes now starts afresh."""
+        if self.shown is not None:
+            self.shown.kill()
+            self.shown = None
+
     def looked(self) -> asyncio.Future[None]:
         """Return what is done when it no longer looks: it is over then, or has a task."""
         if self._looked is None:
@@ -240,13 +255,17 @@ class Flight(Generic[T]):
         """
         self._was_joined = True
         if not self.landed:  # all in one frame, and with few names in it: ten thousand waiters have as many of each
-            inside = self._waited_for_by(_current.get())
-            waiter = self._new_waiter()
+            current = _current.get()
+            inside = None if current is None else self._waited_for_by(current)
+            waiter: asyncio.Future[str] = self.loop.create_future()
+            self._waiters.append(waiter)
+            self._present += 1
             if inside is not None:
                 inside.awaits[waiter] = self
             timer = None if timeout is None else self.loop.call_later(timeout, _wake, waiter, _GAVE_UP)
             try:
-                await waiter
+                if await waiter is _GAVE_UP:
+                    raise WaitTimeout(self._too_late(timeout))
             finally:
                 if self._present:  # an answer has let go of them all
                     self._leave(waiter)
@@ -254,20 +273,13 @@ class Flight(Generic[T]):
                     del inside.awaits[waiter]
                 if timer is not None:
                     timer.cancel()
-            if waiter.result() is _GAVE_UP:
-                raise WaitTimeout(self._too_late(timeout))
-        if self._failure is None:
-            return cast("T", self._value)
-        raise self._failure_of_one()
+        if self._failure is not None:
+            raise self._failure_of_one()
+        value: T = self._value
+        return value
 
     def _too_late(self, timeout: float | None) -> str:
         return f"{self.op}: no answer within wait_timeout={timeout:g} s"
-
-    def _new_waiter(self) -> asyncio.Future[str]:
-        waiter: asyncio.Future[str] = self.loop.create_future()
-        self._waiters.append(waiter)
-        self._present += 1
-        return waiter
 
     def join(self) -> asyncio.Future[str] | None:
         """Return a waiter, for who waits for several flights, and has to `leave` each; `None` if it has landed.
@@ -278,8 +290,13 @@ class Flight(Generic[T]):
         self._was_joined = True
         if self.landed:
             return None
-        self._waited_for_by(_current.get())
-        return self._new_waiter()
+        current = _current.get()
+        if current is not None:
+            self._waited_for_by(current)
+        waiter: asyncio.Future[str] = self.loop.create_future()
+        self._waiters.append(waiter)
+        self._present += 1
+        return waiter
 
     def leave(self, waiter: asyncio.Future[str]) -> None:
         """Let go of a waiter of `join`."""
@@ -295,16 +312,15 @@ class Flight(Generic[T]):
         """Return what it has landed with, or raise it, for a waiter that has left."""
         if self._failure is not None:
             raise self._failure_of_one()
-        return cast("T", self._value)
+        value: T = self._value
+        return value
 
-    def _waited_for_by(self, current: "ref[Flight[Any]] | None") -> "Flight[Any] | None":
+    def _waited_for_by(self, current: "ref[Flight[Any]]") -> "Flight[Any] | None":
         """Return the flight whose load is about to wait for this one, if that is still up.
 
         Raises:
             RecursiveLoad: that would close a circle.
         """
-        if current is None:
-            return None
         inside = _still_up(current)
         if inside is not None and self._leads_to(inside):
             message = f"{self.op}: its loader waits for itself" + ("" if inside is self else f", through {inside.op}")
@@ -518,7 +534,7 @@ class Scoreboard:
         self._policy = Policy.of({"load_timeout": load_timeout, "wait_timeout": wait_timeout, "on_abandon": on_abandon})
         self._counters = Counters()
         self.budgets = Budgets()
-        self._flights: dict[str, Flight[Any]] = {}
+        self.flights: dict[str, Flight[Any]] = {}
         self._up: set[Flight[Any]] = set()  # all that still run, the forgotten ones too
 
     async def debounce(self, op: str, load: Load[T]) -> T:
@@ -557,7 +573,7 @@ class Scoreboard:
         Raises:
             WrongLoop: the flight is another running loop's.
         """
-        flight = self._flights.get(op)
+        flight = self.flights.get(op)
         if flight is None:
             return None
         if flight.loop is not asyncio.get_running_loop():
@@ -594,7 +610,7 @@ class Scoreboard:
         flight.is_refresh = is_refresh
         flight.tags = tags
         if not is_private:
-            self._flights[op] = flight  # before take-off: an eager task may land inside its own creation
+            self.flights[op] = flight  # before take-off: an eager task may land inside its own creation
         self._up.add(flight)
         flight.take_off(load, Context() if context is None else context, glance)
         return flight
@@ -609,22 +625,27 @@ class Scoreboard:
 
     def forget(self, op: str) -> None:
         """Let the next caller start afresh; whoever waits now still gets their answer."""
-        self._flights.pop(op, None)
+        flight = self.flights.pop(op, None)
+        if flight is not None:
+            flight.hide()
 
     def forget_tagged(self, tag: str) -> None:
         """Do so for every op whose flight has *tag*."""
-        for flight in tuple(self._flights.values()):
+        for flight in tuple(self.flights.values()):
             if tag in flight.tags:
                 self.clear(flight)
 
     def forget_all(self) -> None:
         """Let every op's next caller start afresh."""
-        self._flights.clear()
+        for flight in self.flights.values():
+            flight.hide()
+        self.flights.clear()
 
     def clear(self, flight: Flight[Any]) -> None:
         """Take *flight* off the board, if it is the current one: a newer one may have its place."""
-        if self._flights.get(flight.op) is flight:
-            del self._flights[flight.op]
+        if self.flights.get(flight.op) is flight:
+            del self.flights[flight.op]
+            flight.hide()
 
     def retire(self, flight: Flight[Any]) -> None:
         """Let go of a flight whose task has ended."""
@@ -643,6 +664,8 @@ class Scoreboard:
         if tasks := self._tasks():
             await asyncio.wait(tasks, timeout=_GRACE)
         for flight in self._up:
+            if flight.is_looking:
+                continue  # it is over as soon as the store says anything, which that has deadlines for
             logger.warning("the load of %s ignores its cancellation; left behind at shut-down", flight.op)
 
     def _tasks(self) -> list[asyncio.Future[None]]:
@@ -656,4 +679,4 @@ class Scoreboard:
         return snapshot(self._counters)
 
     def __repr__(self) -> str:
-        return f"<Scoreboard {len(self._flights)} flights>"
+        return f"<Scoreboard {len(self.flights)} flights>"

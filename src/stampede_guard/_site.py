@@ -89,6 +89,11 @@ class Site:
         self.memory.clear()
         self.board.forget_all()
 
+    def hide_flights(self) -> None:
+        """Let nobody join a flight without asking whether that is still the rule."""
+        for flight in self.board.flights.values():
+            flight.hide()
+
     def hear_invalidated(self, op: str) -> None:
         """Take note that *op* was invalidated elsewhere: loads under way lose the right to be remembered."""
         self.epochs.bump(op)

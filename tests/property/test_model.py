@@ -272,7 +272,7 @@ class GuardMachine(RuleBasedStateMachine):
             assert self._peek(op) == (answer if self.model.now < until else None)
         assert len(self.model.up) == self.guard.stats().in_flight
         (site,) = self.guard._sites._sites.values()
-        assert set(self.model.current) == set(site.board._flights)
+        assert set(self.model.current) == set(site.board.flights)
         assert len(self.model.up) == len(site.board._up)
 
     def teardown(self) -> None:

@@ -165,7 +165,7 @@ async def test_leaving_while_the_load_lands(ticks: int, pause: Pause) -> None:
 
     assert ["soup", "soup"] == [outcomes[0], outcomes[2]]
     assert was_answered == (outcomes[1] == "soup")
-    assert (set(), {}, 0) == (board._up, board._flights, board.stats().in_flight)
+    assert (set(), {}, 0) == (board._up, board.flights, board.stats().in_flight)
 
 
 @pytest.mark.parametrize("ticks", range(8))

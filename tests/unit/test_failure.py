@@ -375,7 +375,7 @@ def test_load_that_stops_the_loop(stop: type[BaseException], make_loop: MakeLoop
     outcomes = loop.run_until_complete(asyncio.gather(*calls, return_exceptions=True))
 
     assert [f"menu-7: the load was ended by {stop.__name__}"] * 2 == [str(outcome) for outcome in outcomes]
-    assert (set(), {}) == (board._up, board._flights)
+    assert (set(), {}) == (board._up, board.flights)
 
 
 def test_load_that_stops_the_loop_before_it_ever_waits(make_loop: MakeLoop) -> None:
@@ -388,5 +388,5 @@ def test_load_that_stops_the_loop_before_it_ever_waits(make_loop: MakeLoop) -> N
         loop.run_forever()
     loop.run_until_complete(asyncio.wait([call]))
 
-    assert (set(), {}, 0) == (board._up, board._flights, board.stats().in_flight)
+    assert (set(), {}, 0) == (board._up, board.flights, board.stats().in_flight)
     assert isinstance(call.exception(), KeyboardInterrupt | LoadCancelled)

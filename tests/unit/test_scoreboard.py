@@ -105,7 +105,7 @@ async def test_eager_or_not_an_immediate_load_leaves_nothing() -> None:
 
     answer = await board.debounce(OP, load)
 
-    assert ("soup", {}, set(), 0) == (answer, board._flights, board._up, board.stats().in_flight)
+    assert ("soup", {}, set(), 0) == (answer, board.flights, board._up, board.stats().in_flight)
 
 
 async def test_a_failure_is_shared_and_not_remembered() -> None:
@@ -496,7 +496,7 @@ async def test_task_factory_that_refuses() -> None:
         await board.debounce(OP, never)
     loop.set_task_factory(factory)
 
-    assert ({}, set(), 0) == (board._flights, board._up, board.stats().in_flight)
+    assert ({}, set(), 0) == (board.flights, board._up, board.stats().in_flight)
 
 
 class Done(asyncio.Future[Any]):
@@ -527,7 +527,7 @@ async def test_load_that_is_over_when_its_task_is_created() -> None:
     answer = await board.debounce(OP, load)
     loop.set_task_factory(factory)
 
-    assert ("soup", {}, set(), 0) == (answer, board._flights, board._up, board.stats().in_flight)
+    assert ("soup", {}, set(), 0) == (answer, board.flights, board._up, board.stats().in_flight)
 
 
 async def test_load_that_ends_its_own_flight_while_its_task_is_created() -> None:
@@ -540,7 +540,7 @@ async def test_load_that_ends_its_own_flight_while_its_task_is_created() -> None
         await board.debounce(OP, board.ground)
     loop.set_task_factory(factory)
 
-    assert ({}, set(), 0) == (board._flights, board._up, board.stats().in_flight)
+    assert ({}, set(), 0) == (board.flights, board._up, board.stats().in_flight)
 
 
 # When a load begins
@@ -622,7 +622,7 @@ async def test_load_cancelled_before_it_began() -> None:
 
     with pytest.raises(LoadCancelled, match="menu-7: the load was cancelled"):
         await flight.wait()
-    assert ({}, set()) == (board._flights, board._up)
+    assert ({}, set()) == (board.flights, board._up)
 
 
 async def test_who_has_left_takes_no_room() -> None:
@@ -785,7 +785,7 @@ async def test_reprs_tell_the_state() -> None:
 
     calls = [asyncio.create_task(board.debounce(OP, gated(gate))) for _ in range(2)]
     await gate.arrivals(1)
-    flight = board._flights[OP]
+    flight = board.flights[OP]
     up = repr(board), repr(flight)
     gate.open()
     await asyncio.gather(*calls)
@@ -977,4 +977,4 @@ async def test_forget_tagged() -> None:
 
     assert [None, *flights[1:]] == current
     assert await newer.wait() is None
-    assert {} == board._flights
+    assert {} == board.flights

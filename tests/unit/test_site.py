@@ -171,9 +171,9 @@ async def test_forget() -> None:
     await gate.arrivals(3)
 
     site.forget("a")
-    one = len(site.memory), len(site.board._flights)
+    one = len(site.memory), len(site.board.flights)
     site.forget_all()
-    everything = len(site.memory), len(site.board._flights)
+    everything = len(site.memory), len(site.board.flights)
     gate.open()
     await asyncio.gather(*calls)
 
@@ -194,7 +194,7 @@ async def test_invalidation_goes_on_in_a_flight_of_its_own(tier: Tier) -> None:
     flight = site.send(announced)
 
     assert flight is not None
-    assert {} == site.board._flights
+    assert {} == site.board.flights
     assert await flight.wait()
 
 
@@ -225,7 +225,7 @@ class Menu:
         """Return which ops are remembered, which have a flight to join, and which of the flights may store."""
         may_store = [now == before for now, before in zip(self.taken(), self.before, strict=True)]
         remembered = "".join(op for op in "ab" if self.memory.get(op) is not None)
-        joinable = "".join(self.site.board._flights)
+        joinable = "".join(self.site.board.flights)
         self.gate.open()
         for flight in self.flights:
             await flight.wait()

@@ -192,6 +192,7 @@ class Lease:
         self.is_blind = True
         # The answer was late, or nobody looked at it, and it may have been a yes.
         if self._is_arbitrated and (isinstance(silence.__cause__, TimeoutError) or (self._begun and self._token)):
+            self._begun = None
             self._tier.look_after(self._release())
 
     @property
@@ -364,8 +365,8 @@ class Lease:
 
     def let_go(self) -> None:
         """Give the right back, if this flight still has it; nobody waits for that, least of all a caller."""
-        if self.is_owned:
-            self.is_owned = False
+        if self.is_owned or (self._begun and self._token):  # or it may have it: nobody looked into the answer
+            self.is_owned, self._begun = False, None
             if self._is_arbitrated:
                 self._tier.look_after(self._release())
 

@@ -1,0 +1,217 @@
+"""Callers who join a flight through the front of their function, which spares them the op and the look into memory."""
+
+import asyncio
+import gc
+from collections.abc import Awaitable, Callable
+from importlib import import_module
+from threading import Thread
+from typing import Any
+from weakref import ref
+
+import pytest
+
+from stampede_guard import Guard, RecursiveLoad, coalesce
+from stampede_guard import _front as chosen
+from stampede_guard.testing import Gate
+
+OP = "menu-7"
+
+Change = Callable[[Guard, Any], Awaitable[object]]
+
+
+async def ticks() -> None:
+    """Let everybody who can go on do so."""
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+class Kitchen:
+    """A loader whose loads take until their gate is opened, and have numbers."""
+
+    def __init__(self, guard: Guard, **options: Any) -> None:
+        self.gate = Gate()
+        self.loads = 0
+
+        async def load(menu_id: int) -> str:
+            self.loads += 1
+            number = self.loads
+            await self.gate.passage()
+            return f"soup {number}"
+
+        self.load: Any = coalesce("menu-{menu_id}", guard=guard, tags=("menus",), **options)(load)
+
+    async def crowd(self, number: int = 5) -> list[asyncio.Task[str]]:
+        """Return callers who all wait: for a new flight, or for one that is up."""
+        tasks = [asyncio.create_task(self.load(7)) for _ in range(number)]
+        await ticks()
+        return tasks
+
+
+@pytest.fixture
+def fronts(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Return the fronts of functions that are decorated from now on."""
+    made: list[Any] = []
+
+    def make(*args: Any) -> Any:
+        made.append(chosen.Front(*args))
+        return made[-1]
+
+    monkeypatch.setattr(import_module("stampede_guard._coalesce"), "Front", make)
+    return made
+
+
+@pytest.mark.parametrize("options", [{}, {"ttl": 60}, {"ttl": 60, "isolate": True}], ids=["alone", "kept", "isolated"])
+async def test_all_of_a_crowd_are_counted(options: dict[str, Any], fronts: list[Any]) -> None:
+    """Whoever joins through the front is a join like others, and knows no more of the op than the front does."""
+    guard = Guard()
+    kitchen = Kitchen(guard, **options)
+    crowd = await kitchen.crowd()
+    known = len(fronts[-1])
+    kitchen.load._build_key = None  # the last ones need no op
+
+    late = await kitchen.crowd()
+    kitchen.gate.open()
+
+    assert ["soup 1"] * 10 == [await task for task in crowd + late]
+    stats = guard.stats()
+    assert (1, 10, 1, 9, 0) == (known, stats.calls, stats.executions, stats.joins, stats.l1_hits)
+
+
+async def test_front_is_silent_after_the_landing() -> None:
+    """A flight that has landed answers nobody else, and nobody keeps its answer."""
+
+    class Menu:
+        pass
+
+    gate = Gate()
+
+    @coalesce("menu-{menu_id}", guard=Guard())
+    async def load(menu_id: int) -> Menu:
+        await gate.passage()
+        return Menu()
+
+    tasks = [asyncio.create_task(load(7)) for _ in range(3)]
+    await ticks()
+    gate.open()
+    first = {id(menu) for menu in [await task for task in tasks]}
+    gone = ref(tasks[0].result())
+    tasks.clear()
+    second = await load(7)
+    await ticks()
+    gc.collect()
+
+    assert len(first) == 1
+    assert isinstance(second, Menu)
+    assert gone() is None
+    assert (2, 2) == (load.guard.stats().executions, load.guard.stats().joins)
+
+
+async def _by_op(guard: Guard, load: Any) -> None:
+    await load.invalidate(7)
+
+
+async def _by_tag(guard: Guard, load: Any) -> None:
+    await guard.invalidate_tag("menus")
+
+
+async def _by_clearing(guard: Guard, load: Any) -> None:
+    await guard.clear()
+
+
+async def _by_refresh(guard: Guard, load: Any) -> None:
+    asyncio.create_task(load.refresh(7)).add_done_callback(lambda _: None)
+    await ticks()
+
+
+async def _by_disabling(guard: Guard, load: Any) -> None:
+    guard.enabled = False
+
+
+async def _by_rollout(guard: Guard, load: Any) -> None:
+    guard.rollout = 0.0
+
+
+@pytest.mark.parametrize("change", [_by_op, _by_tag, _by_clearing, _by_refresh, _by_disabling, _by_rollout])
+async def test_newcomer_starts_afresh(change: Change) -> None:
+    """After whatever ends the sharing of a flight, no front brings anybody to it, however well known it was."""
+    guard = Guard()
+    kitchen = Kitchen(guard, ttl=60)
+    crowd = await kitchen.crowd()
+
+    await change(guard, kitchen.load)
+    late = await kitchen.crowd(1)
+    kitchen.gate.open()
+
+    assert ["soup 1"] * 5 == [await task for task in crowd]
+    assert [await task for task in late] == ["soup 2"]
+
+
+async def test_sharing_can_be_resumed() -> None:
+    """A guard that was disabled and enabled again shares what is launched from then on."""
+    guard = Guard()
+    kitchen = Kitchen(guard)
+    guard.enabled = False
+    alone = await kitchen.crowd(2)
+    guard.enabled = True
+    together = await kitchen.crowd(3)
+    kitchen.gate.open()
+
+    assert ["soup 1", "soup 2", *["soup 3"] * 3] == [await task for task in alone + together]
+
+
+async def test_what_only_looks_alike_is_not_joined() -> None:
+    """One and true have ops of their own, and so have flights."""
+    gate, seen = Gate(), []
+
+    @coalesce(guard=Guard())
+    async def load(menu_id: object) -> object:
+        seen.append(menu_id)
+        await gate.passage()
+        return menu_id
+
+    tasks = [asyncio.create_task(load(menu_id)) for menu_id in (1, 1, 1, True, True, 1.0, "1")]
+    await ticks()
+    gate.open()
+
+    assert [(1, int), (1, int), (1, int), (True, bool), (True, bool), (1.0, float), ("1", str)] == [
+        (answer, type(answer)) for answer in [await task for task in tasks]
+    ]
+    assert 4 == len(seen)
+
+
+async def test_loader_that_waits_for_itself_through_the_front() -> None:
+    """A loader that calls itself while its flight is well known is told so, and does not wait for ever."""
+    gate = Gate()
+
+    @coalesce("menu-{menu_id}", guard=Guard())
+    async def load(menu_id: int) -> str:
+        await gate.passage()
+        return await load(menu_id)
+
+    tasks = [asyncio.create_task(load(7)) for _ in range(3)]
+    await ticks()
+    gate.open()
+
+    for task in tasks:
+        with pytest.raises(RecursiveLoad):
+            await task
+
+
+async def test_another_loop_has_flights_of_its_own() -> None:
+    """A front that knows a flight of one loop brings nobody of another loop to it."""
+    kitchen = Kitchen(Guard())
+    crowd = await kitchen.crowd()
+    answers: list[str] = []
+
+    async def elsewhere() -> None:
+        kitchen.gate = Gate()
+        kitchen.gate.open()
+        answers.append(await kitchen.load(7))
+
+    gate = kitchen.gate
+    thread = Thread(target=lambda: asyncio.run(elsewhere()))
+    thread.start()
+    await asyncio.to_thread(thread.join)
+    gate.open()
+
+    assert (["soup 2"], ["soup 1"] * 5) == (answers, [await task for task in crowd])
