@@ -119,6 +119,8 @@ class LeasingDouble:
 
     async def _ask(self, what: str) -> None:
         self.asked.append(what)
+        if self.is_closed:
+            raise ConnectionError("closed")
         if self.gate is not None:
             await self.gate.passage()
         if self.error is not None:

@@ -345,6 +345,37 @@ def test_i3_holds_between_processes(  # noqa: PLR0917
     assert {"new"} == late
 
 
+@pytest.mark.parametrize("begin", [*BEGINNINGS])
+@pytest.mark.parametrize("is_there", [True, False])
+async def test_i3_no_right_to_load_outlives_its_flight(begin: str, is_there: bool) -> None:  # noqa: FBT001
+    """Whenever everybody leaves, and wherever their flight is by then: no right is left behind, nor anything else."""
+    clock = ManualClock()
+    server = Server(clock)
+    store = SlowLeasing(server, [3])
+    store.begins, store.has_more = BEGINNINGS[begin]
+
+    async def load() -> str:
+        await ticks(3)
+        return "soup"
+
+    async with Guard(lambda: store, clock=clock) as guard:
+        site = guard._site()
+        assert site.tier is not None
+        for when in range(30):
+            if is_there:
+                await guard.fetch(OP, load, **BOTH)
+                site.memory.clear()
+            call = asyncio.create_task(guard.fetch(OP, load, on_abandon="cancel", **BOTH))
+            await ticks(when)
+            call.cancel()
+            await asyncio.wait([call])
+            while site.board._up or site.tier.upkeep:
+                await ticks(1)
+
+            assert ({}, 0, 0) == (server.leases, site.tier.asking._begun, guard.stats().in_flight), when
+            await guard.invalidate(OP)
+
+
 # I4
 
 ENDINGS: dict[str, Any] = {
@@ -478,6 +509,10 @@ class DeadlinedLeasing(LeasingDouble):
 
     hangs = False
 
+    def __init__(self, clock: ManualClock, begin: str) -> None:
+        super().__init__(Server(clock))
+        self.begins, self.has_more = BEGINNINGS[begin]
+
     async def _ask(self, what: str) -> None:
         if self.hangs:
             async with asyncio.timeout(0.000_001):
@@ -525,9 +560,7 @@ def test_i6_a_store_in_trouble_changes_no_outcome(
 ) -> None:
     """A store that fails, hangs or lies in each operation: every call gets the present answer, and no error."""
     clock = ManualClock()
-    store = Deadlined(clock) if begin is None else DeadlinedLeasing(Server(clock))
-    if isinstance(store, DeadlinedLeasing) and begin is not None:
-        store.begins, store.has_more = BEGINNINGS[begin]
+    store = Deadlined(clock) if begin is None else DeadlinedLeasing(clock, begin)
     menu = {"a": 0, "b": 0}
     guard = Guard(lambda: store, clock=clock)
 
@@ -715,7 +748,7 @@ def test_i10_idle_means_idle(make_loop: MakeLoop) -> None:
     timers = [timer for timer in loop._scheduled if not timer.cancelled()]  # type: ignore[attr-defined]
 
     assert (set(), []) == (asyncio.all_tasks(loop), timers)
-    assert [0, 0, 0] == [len(state) for state in (board._up, board._flights, tier._writes)]  # type: ignore[union-attr]
+    assert [0, 0, 0] == [len(state) for state in (board._up, board.flights, tier._writes)]  # type: ignore[union-attr]
     assert 0 == evening.guard.stats().in_flight
     assert ["soup"] * 3 + ["ValueError"] * 3 + ["LoadTimeout", "WaitTimeout", "RecursiveLoad"] + ["soup"] + [
         "CancelledError"

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from stampede_guard.stores import LOST_TOGETHER, Crowded, _batch
+from stampede_guard.stores import LOST_TOGETHER, Crowded, Stored, Verdict, _batch
 from stampede_guard.stores._batch import Batches
-from stampede_guard.stores._parcel import Look, Question
+from stampede_guard.stores._parcel import Look, Parcel, Question
 from stampede_guard.testing import Gate
 
 
@@ -217,3 +217,61 @@ async def test_question_that_comes_too_late() -> None:
 
     assert batches.is_idle
     assert node.sizes == []
+
+
+async def test_look_that_was_given_up_after_it_was_sent() -> None:
+    """A value that comes for nobody any more was there all the same, and the others get theirs."""
+    looks = [Look(f"menu-{number}", ("t" * 22, 1, b"", ""), 10, (), 1) for number in range(2)]
+    for look in looks:
+        look.answer = asyncio.get_running_loop().create_future()
+    parcel = Parcel(looks, is_hit_likely=True)
+    left, waiting = (look.answer for look in looks)
+    assert isinstance(left, asyncio.Future)
+    left.cancel()
+
+    assert [] == parcel.open([7_000, b"soup", 8_000, b"salad"])
+    assert (Verdict("hit", Stored(b"salad", 8.0)), 2, 2) == (waiting.result(), parcel.looks, parcel.hits)
+
+
+async def test_who_is_told_is_told_once_and_later() -> None:
+    """A look's answer is told when it is there; whoever looks then finds it, or why there is none."""
+    node = Node()
+    batches, _ = make(node)
+    told: list[str] = []
+    look = Look("menu-7", ("", 1, b"", ""), 10, (), 1)
+
+    def note() -> None:
+        told.append(look.token)
+
+    begun = batches.tell(look, note)
+    early = begun.done(), [*told]
+    async with asyncio.timeout(10):
+        while not told:
+            await asyncio.sleep(0)
+
+    assert ((False, []), True, [begun.token]) == (early, begun.done(), told)
+    assert (22, None) == (len(begun.token), begun.verdict)
+    assert (b"PONG", ()) == begun.result()
+
+
+@pytest.mark.parametrize("is_closed", [False, True])
+async def test_who_is_told_that_there_is_no_answer(is_closed: bool) -> None:  # noqa: FBT001
+    """That comes as it does to others: each has an exception of their own, and it is raised when they look."""
+    batches, _ = make(Node(error=ConnectionError("cut")))
+    told: list[int] = []
+    looks = [Look(f"menu-{number}", ("", 1, b"", ""), 10, (), 1) for number in range(2)]
+    begun = [batches.tell(look, lambda number=number: told.append(number)) for number, look in enumerate(looks)]
+    if is_closed:
+        await batches.aclose()
+    async with asyncio.timeout(10):
+        while len(told) < 2:
+            await asyncio.sleep(0)
+    errors = []
+    for each in begun:
+        with pytest.raises(ConnectionError, match="closed" if is_closed else "cut") as raised:
+            each.result()
+        errors.append(raised.value)
+
+    assert ([0, 1], [None, None]) == (told, [each.verdict for each in begun])
+    assert errors[0] is not errors[1]
+    assert [False, True] == [LOST_TOGETHER in getattr(error, "__notes__", ()) for error in errors]

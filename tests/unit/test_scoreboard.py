@@ -2,7 +2,7 @@ import asyncio
 import gc
 import logging
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Generator
 from contextvars import ContextVar
 from datetime import timedelta
 from functools import partial
@@ -978,3 +978,142 @@ async def test_forget_tagged() -> None:
     assert [None, *flights[1:]] == current
     assert await newer.wait() is None
     assert {} == board.flights
+
+
+# Ends that the load itself does not see to
+
+STOPS = pytest.mark.parametrize("stop", [KeyboardInterrupt, SystemExit])
+
+
+@pytest.mark.parametrize("ticks", range(6))
+async def test_load_cancelled_from_outside_at_any_step(ticks: int) -> None:
+    """Whoever cancels a load's task, and however early: all who wait are told, and nothing is left."""
+    board, gate = Scoreboard(), Gate()
+    calls = [asyncio.create_task(board.debounce(OP, gated(gate))) for _ in range(3)]
+    while not board._up:
+        await asyncio.sleep(0)
+    (flight,) = board._up
+    for _ in range(ticks):
+        await asyncio.sleep(0)
+    assert flight.task is not None
+    flight.task.cancel()
+    outcomes = await asyncio.gather(*calls, return_exceptions=True)
+
+    assert ["LoadCancelled('menu-7: the load was cancelled')"] * 3 == [repr(outcome) for outcome in outcomes]
+    assert (set(), {}, 0, None) == (board._up, board.flights, board.stats().in_flight, flight.task)
+
+
+async def test_load_cancelled_while_nobody_waits() -> None:
+    """So is nobody, without a complaint."""
+    board = Scoreboard()
+    flight = board.launch(OP, lambda _: never(), Counters(), "finish")
+    assert flight.task is not None
+    task = flight.task
+    task.cancel()
+    await asyncio.wait([task])
+    await asyncio.sleep(0)
+
+    assert (True, True, None, set()) == (flight.landed, flight.is_over, flight.task, board._up)
+
+
+@STOPS
+@pytest.mark.parametrize("ticks", [1, 3])
+def test_load_that_stops_the_loop(stop: type[BaseException], ticks: int, make_loop: MakeLoop) -> None:
+    """All who wait are told once the loop runs again, in whichever step of the load that was."""
+    loop, board = make_loop(), Scoreboard()
+
+    async def load() -> None:
+        for _ in range(ticks):
+            await asyncio.sleep(0)
+        raise stop
+
+    async def ask() -> list[Any]:
+        return await asyncio.gather(*(board.debounce(OP, load) for _ in range(3)), return_exceptions=True)
+
+    asking = loop.create_task(ask())
+    with pytest.raises(stop):
+        loop.run_until_complete(asking)
+    early = asking.done()
+    outcomes = loop.run_until_complete(asking)
+
+    assert not early
+    assert [f"LoadCancelled('menu-7: the load was ended by {stop.__name__}')"] * 3 == [repr(each) for each in outcomes]
+    assert (set(), {}, 0) == (board._up, board.flights, board.stats().in_flight)
+
+
+@STOPS
+def test_load_that_stops_the_loop_while_nobody_waits(stop: type[BaseException], make_loop: MakeLoop) -> None:
+    """So does the flight end when nobody has to be told, without a complaint."""
+    loop, board = make_loop(), Scoreboard()
+    flights: list[Flight[None]] = []
+
+    async def load(_: Flight[None]) -> None:
+        await asyncio.sleep(0)
+        raise stop
+
+    async def launch() -> None:
+        flights.append(board.launch(OP, load, Counters(), "finish"))
+        for _ in range(5):
+            await asyncio.sleep(0)
+
+    launching = loop.create_task(launch())
+    with pytest.raises(stop):
+        loop.run_until_complete(launching)
+    loop.run_until_complete(launching)
+
+    assert [(True, True, None)] == [(flight.landed, flight.is_over, flight.task) for flight in flights]
+    assert set() == board._up
+
+
+class Rest:
+    """What is left of a coroutine that has begun."""
+
+    def __init__(self, run: Any, waited_for: Any) -> None:
+        self._run = run
+        self._waited_for = waited_for
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        yield self._waited_for
+        return (yield from self._run.__await__())
+
+
+async def finish(rest: Rest) -> Any:
+    """Do the rest."""
+    return await rest
+
+
+def eagerly(loop: asyncio.AbstractEventLoop, run: Any, **options: Any) -> Any:
+    """Begin a task inside its own creation, on any Python."""
+    try:
+        waited_for = options["context"].run(run.send, None)
+    except asyncio.CancelledError:
+        future = Done(loop=loop)
+        future.cancel()
+        return future
+    return asyncio.Task(finish(Rest(run, waited_for)), loop=loop, **options)
+
+
+@pytest.mark.parametrize("ticks", [0, 2])
+@pytest.mark.parametrize("by", ["itself", "another"])
+async def test_load_that_began_in_its_creation_and_is_cancelled(by: str, ticks: int) -> None:
+    """Whether it comes to that in its first step or later: all who wait are told, and nothing is left."""
+    board, loop = Scoreboard(), asyncio.get_running_loop()
+    factory = loop.get_task_factory()
+
+    async def load(_: Flight[None]) -> None:
+        for _ in range(ticks):
+            await asyncio.sleep(0)
+        if by == "another":
+            await never()
+        raise asyncio.CancelledError
+
+    loop.set_task_factory(eagerly)
+    flight = board.launch(OP, load, Counters(), "finish")
+    loop.set_task_factory(factory)
+    if flight.task is not None and by == "another":
+        flight.task.cancel()
+
+    with pytest.raises(LoadCancelled, match="menu-7: the load was cancelled"):
+        await flight.wait()
+    assert (set(), {}, None) == (board._up, board.flights, flight.task)
+    assert ticks or by == "another" or flight.landed

@@ -153,7 +153,7 @@ class RedisStore:
         look = Look(key, (token, _ms(lease), unwanted, former), self._last, tuple(tags), _ms(marks_life))
         if self._batches_of(node).is_full:
             await self._batches_of(node).room()
-        return await self._verdict(node, places, look, await self._look(node, look, places))
+        return await self._verdict(look, tuple(tags), node, places, await self._look(node, look, places))
 
     def begin(
         self, key: str, tags: Sequence[str], lease: float, marks_life: float, on_answer: Callable[[], None]
@@ -176,9 +176,12 @@ class RedisStore:
         look = told.look
         look.take_token(token)
         primary = self._topology.primary
-        return await self._verdict(primary(look.key), [primary(tag) for tag in look.tags], look, told.result())
+        places = [primary(tag) for tag in look.tags]
+        return await self._verdict(look, look.tags, primary(look.key), places, told.result())
 
-    async def _verdict(self, node: Node, places: Sequence[Node], look: Look, answer: Any) -> Verdict:
+    async def _verdict(
+        self, look: Look, tags: Sequence[str], node: Node, places: Sequence[Node], answer: Any
+    ) -> Verdict:
         if answer.__class__ is Verdict:
             verdict: Verdict = answer
             return verdict
@@ -188,7 +191,7 @@ class RedisStore:
         marks = [*marks]
         for at, mark in enumerate(marks):
             if isinstance(mark, Refused):
-                marks[at] = await self._once_more(places[at], marking(look.tags[at], look.life), mark)
+                marks[at] = await self._once_more(places[at], marking(tags[at], look.life), mark)
         return as_verdict(reply, tuple(marks))
 
     def _look(self, node: Node, look: Look, places: Sequence[Node]) -> Awaitable[Any]:
