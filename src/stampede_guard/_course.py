@@ -5,7 +5,7 @@ launches the flight, and its answer lands it. A task of its own is for what may 
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
 from random import random
 from typing import Any, Literal, cast
@@ -15,7 +15,7 @@ from ._memory import UNTRUSTED_LIFE
 from ._operation import Operation
 from ._scoreboard import Flight
 from ._site import Site, Sites
-from .stores._lease import Found, Lease
+from .stores._lease import Found
 from .stores._tier import Tier
 
 _POLLS = (0.025, 0.25)  # seconds between looks for another's load, first and longest, should its word be lost
@@ -108,17 +108,34 @@ class Course:
 
 
 class CourseByStore(Course):
-    """The course of a flight whose operation has an L2: the arguments are the same."""
+    """The course of a flight whose operation has an L2.
+
+    Args:
+        sites: As for `Course`, and so on.
+        op: The op id.
+        tags: Its tags.
+    """
 
     __slots__ = ("_lease",)
-    _lease: Lease
+
+    def __init__(  # noqa: PLR0917  # made by the guard alone
+        self,
+        sites: Sites,
+        site: Site,
+        operation: Operation,
+        load: Callable[[], Awaitable[Any]],
+        epoch: tuple[int, ...],
+        is_private: bool,  # noqa: FBT001
+        op: str,
+        tags: Sequence[str],
+    ) -> None:
+        super().__init__(sites, site, operation, load, epoch, is_private)
+        tier = site.tier
+        assert tier is not None  # no l2_ttl without a store
+        self._lease = tier.lease(op, tags, operation.lease_length, operation.longest_life, operation.counters)
 
     def begin(self, flight: Flight[Any], on_answer: Callable[[], None]) -> bool:
         """Ask the store for the value at once, if that is possible without waiting for anything."""
-        operation, tier = self._operation, self._site.tier
-        assert tier is not None  # no l2_ttl without a store
-        length, longest_life = operation.lease_length, operation.longest_life
-        self._lease = tier.lease(flight.op, flight.tags, length, longest_life, operation.counters)
         return not flight.is_refresh and self._lease.begin(on_answer)
 
     def open(self, flight: Flight[Any]) -> tuple[Any] | None:

@@ -303,7 +303,7 @@ class Guard:
         if operation.policy.l2_ttl is None:
             course, glance = Course(self._sites, site, operation, load, epoch, is_private), None
         else:
-            course = glance = CourseByStore(self._sites, site, operation, load, epoch, is_private)
+            course = glance = CourseByStore(self._sites, site, operation, load, epoch, is_private, op, tags)
         return site.board.launch(
             op,
             course.fly,

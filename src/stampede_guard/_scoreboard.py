@@ -140,9 +140,15 @@ class Flight(Generic[T]):
         self._counters.in_flight += 1
         context.run(_current.set, ref(self))
         self._glance = glance
-        if glance is not None and glance.begin(self, partial(context.run, self._look, glance, load, context)):
-            self.is_looking = True
-        else:
+        try:
+            is_looking = glance is not None and glance.begin(
+                self, partial(context.run, self._look, glance, load, context)
+            )
+        except BaseException as error:
+            self._finish(None, self._ended_by(error))
+            raise
+        self.is_looking = is_looking
+        if not is_looking:
             self._begin(load, context)
 
     def _look(self, glance: Glance[T], load: Callable[["Flight[T]"], Awaitable[T]], context: Context) -> None:
@@ -654,25 +660,32 @@ class Scoreboard:
     async def drain(self, timeout: float) -> None:  # noqa: ASYNC109  # what is left then is no error
         """Wait at most *timeout* seconds for all flights to land, those launched meanwhile included."""
         deadline = asyncio.get_running_loop().time() + timeout
-        while (tasks := self._tasks()) and (left := deadline - asyncio.get_running_loop().time()) > 0:
-            await asyncio.wait(tasks, timeout=left)
+        while (left := deadline - asyncio.get_running_loop().time()) > 0:
+            steps = self._next_steps()
+            if not steps:
+                return
+            await asyncio.wait(steps, timeout=left)
 
     async def ground(self) -> None:
         """Cancel all flights; their waiters get `LoadCancelled` at once, their loads a second to clean up."""
         for flight in tuple(self._up):
             flight.abort(LoadCancelled(f"{flight.op}: cancelled at shut-down"))
-        if tasks := self._tasks():
-            await asyncio.wait(tasks, timeout=_GRACE)
+        if steps := self._next_steps():  # looks too: an answer may bring a right to load, which others wait for
+            await asyncio.wait(steps, timeout=_GRACE)
         for flight in self._up:
             if flight.is_looking:
                 continue  # it is over as soon as the store says anything, which that has deadlines for
             logger.warning("the load of %s ignores its cancellation; left behind at shut-down", flight.op)
 
-    def _tasks(self) -> list[asyncio.Future[None]]:
+    def _next_steps(self) -> list[asyncio.Future[None]]:
         """Return what the flights wait for; one whose task is being made has none."""
-        flights = tuple(self._up)
-        tasks: list[asyncio.Future[None]] = [flight.task for flight in flights if flight.task is not None]
-        return tasks + [flight.looked() for flight in flights if flight.is_looking]
+        steps: list[asyncio.Future[None]] = []
+        for flight in self._up:
+            if flight.task is not None:
+                steps.append(flight.task)
+            elif flight.is_looking:
+                steps.append(flight.looked())
+        return steps
 
     def stats(self) -> Stats:
         """Return a snapshot of what was called, shared and run."""

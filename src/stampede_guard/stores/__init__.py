@@ -101,6 +101,12 @@ class Subscription(Protocol):
 class Begun(Protocol):
     """A question that was put without waiting for anything, and its answer."""
 
+    error: Exception | None
+    """Why there is no answer."""
+
+    is_cut: bool
+    """Whether there is none because the store is closed, or the event loop ends: nothing new may begin."""
+
     @property
     def token(self) -> str:
         """The flight's, from the moment on in which a right to load is asked for; until then it is empty."""

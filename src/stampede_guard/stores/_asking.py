@@ -95,13 +95,8 @@ class Asking:
     async def _watch(self, verb: str, breaker: Breaker, ask: Callable[[], Awaitable[T]], counters: Counters) -> T:
         try:
             answer = await ask()
-        except Crowded as error:
-            counters.l2_skips += 1
-            breaker.gave_up()
-            raise NoAnswer from error
         except Exception as error:  # drivers raise more than they document
-            counters.l2_errors += 1
-            self._note_failure(verb, breaker, error)
+            self.note_failure(verb, breaker, error, counters)
             raise NoAnswer from error
         except BaseException:
             breaker.gave_up()
@@ -114,7 +109,13 @@ class Asking:
         if self._refusals:
             self._note_consent(verb)
 
-    def _note_failure(self, verb: str, breaker: Breaker, error: Exception) -> None:
+    def note_failure(self, verb: str, breaker: Breaker, error: Exception, counters: Counters) -> None:
+        """Count the *error* that there was in place of an answer, and tell the breaker."""
+        if isinstance(error, Crowded):
+            counters.l2_skips += 1
+            breaker.gave_up()
+            return
+        counters.l2_errors += 1
         if isinstance(error, Refused):
             breaker.succeeded()  # a no is an answer
             self.note_refusal(verb, str(error))

@@ -91,8 +91,8 @@ class Batches:
         return answer
 
     def tell(self, look: Look, call: Callable[[], None]) -> Told:
-        """Put *look*, and have *call* called once there is an answer or none."""
-        told = look.answer = Told(look, call)
+        """Put *look*, and have *call* called once there is an answer or none; not on a store that is closed."""
+        told = look.answer = Told(self._node, look, call)
         self._put(look)
         return told
 
@@ -145,8 +145,8 @@ class Batches:
             await self._node.converse(parcel.said, go_on)
         except Exception as error:  # noqa: BLE001  # drivers raise more than they document
             self._fail(batch, error)
-        except BaseException:
-            _tell(batch, ConnectionError("closed"))
+        except BaseException:  # cancelled, as at the end of the event loop, or even after that
+            self._cut(batch)
             raise
 
     async def _those_who_ask_at_once(self) -> list[Question | Look]:
@@ -160,9 +160,20 @@ class Batches:
         return self._next()
 
     def _fail(self, batch: Sequence[Question | Look], error: Exception) -> None:
-        if batch:  # else everybody had been answered
+        if batch and not self._loop.is_closed():  # else everybody had been answered, or nobody is left
             self._on_failure()
             _tell(batch, error)
+
+    def _cut(self, batch: Iterable[Question | Look]) -> None:
+        """Let nobody of *batch* wait any more, nor begin anything new."""
+        if self._loop.is_closed():  # and nobody does
+            return
+        for question in batch:
+            if isinstance(question.answer, Told):
+                if not question.answer.done():
+                    question.answer.cut()
+            else:
+                _tell([question], ConnectionError("closed"))
 
     def _pack(self, batch: Sequence[Question | Look]) -> Parcel:
         if self._waiting:
@@ -194,7 +205,7 @@ class Batches:
     async def aclose(self) -> None:
         """Answer nobody any more."""
         self.is_closed = True
-        _tell(self._waiting, ConnectionError("closed"))
+        self._cut(self._waiting)
         self._waiting.clear()
         tasks = [*self._under_way]
         for task in tasks:

@@ -15,6 +15,7 @@ from .._breaker import Breaker
 from .._codec import fill_of, seal, unseal
 from .._messages import new_token, woken
 from .._stats import Counters
+from ..errors import LoadCancelled
 from . import Begun, Crowded, Refused, Stored, Verdict
 from ._asking import NoAnswer
 
@@ -93,7 +94,7 @@ class Lease:
         self._counters = counters
         self._token = ""  # until there is a right to ask for: most flights find a value
         self._begun: Begun | None = None
-        self._breaker: Breaker | None = None
+        self._breaker: Breaker | None = None  # of the node that the question went to
         self._verdict: Verdict | None = None
         self._marks: tuple[bytes, ...] = ()
         self._unwanted = b""
@@ -114,17 +115,15 @@ class Lease:
         """
         tier = self._tier
         store = tier.store
-        if store.has_replicas or not tier.pending.is_empty:
-            return False
-        breaker = tier.asking.begin(store.node_of(self._key))
-        if breaker is None:
-            return False
-        self._breaker = breaker
         try:
-            self._begun = store.begin(self._key, self._tags, self._length, self._marks_life, on_answer)
-        except Exception:  # noqa: BLE001  # nobody knows who has the key at present: `ask` will find out
+            if store.has_replicas or not tier.pending.is_empty:
+                return False
+            self._breaker = tier.asking.begin(store.node_of(self._key))
+            if self._breaker is not None:
+                self._begun = store.begin(self._key, self._tags, self._length, self._marks_life, on_answer)
+        except Exception:  # noqa: BLE001  # nobody knows who has the key at present, for one: `ask` will find out
             self._begun = None
-        if self._begun is None:
+        if self._begun is None and self._breaker is not None:
             tier.asking.end("read", None)
         return self._begun is not None
 
@@ -133,10 +132,18 @@ class Lease:
 
         Args:
             decode: As for `ask`.
+
+        Raises:
+            LoadCancelled: there will be no answer, and nothing new may begin.
         """
         begun = self._begun
         assert begun is not None
         self._token = begun.token
+        if begun.is_cut:
+            self._begun = None
+            self._tier.asking.end("read", None)
+            message = f"{self._op}: the load was cancelled with the question that it had put to the store"
+            raise LoadCancelled(message)
         verdict = begun.verdict
         if verdict is None:
             self._tier.asking.end("read", None)
@@ -237,7 +244,11 @@ class Lease:
         if verdict is not None:
             return verdict
         node = self._tier.store.node_of(self._key)
-        return await self._tier.asking.ask("read", node, self._acquire_surely, self._counters)
+        try:
+            return await self._tier.asking.ask("read", node, self._acquire_surely, self._counters)
+        except asyncio.CancelledError:
+            self.is_owned = bool(self._token)  # the answer would have been a yes, for all we know
+            raise
 
     @property
     def _marks_life(self) -> float:
@@ -257,10 +268,6 @@ class Lease:
             if begun is not None:
                 return await store.conclude(begun, self._token)
             return await acquire(self._token, self._length, self._unwanted, marks_life)
-        except asyncio.CancelledError:
-            if self._is_arbitrated:
-                self._tier.look_after(self._release())  # the answer would have been a yes, for all we know
-            raise
         except Exception as error:
             if isinstance(error, TimeoutError | Refused | Crowded) or "leases" not in self._tier.capabilities:
                 raise
@@ -365,8 +372,12 @@ class Lease:
 
     def let_go(self) -> None:
         """Give the right back, if this flight still has it; nobody waits for that, least of all a caller."""
-        if self.is_owned or (self._begun and self._token):  # or it may have it: nobody looked into the answer
-            self.is_owned, self._begun = False, None
+        begun, self._begun = self._begun, None
+        if begun is not None and begun.error is not None and self._breaker is not None:
+            # The flight was over before anybody dealt with it; others were lost together with this one, and say less.
+            self._tier.asking.note_failure("read", self._breaker, begun.error, self._counters)
+        if self.is_owned or (begun is not None and self._token):
+            self.is_owned = False
             if self._is_arbitrated:
                 self._tier.look_after(self._release())
 

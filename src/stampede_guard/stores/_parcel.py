@@ -6,7 +6,7 @@ from typing import Any
 
 from .._messages import new_token
 from . import Refused, Stored, Verdict, _scripts
-from ._node import Command, Redirected
+from ._node import Command, Node, Redirected
 from ._resp import pack
 from ._scripts import Call
 
@@ -102,24 +102,41 @@ class Look:
         return self.rights is None or (self.rights[2] != b"*" and not (self.has_missed or self.is_long))
 
 
+class _Answered:
+    """What a look has in place of its answer once that was told: the two would hold each other, and the value."""
+
+    def done(self) -> bool:
+        return True
+
+
+_ANSWERED: Any = _Answered()
+
+
 class Told:
     """Stands for the future of a look's answer where nobody sleeps on one: it calls who asked.
 
     Args:
+        node: The node that is asked.
         look: The look.
         call: Called once there is an answer.
+
+    Attributes:
+        error: Why there is none.
+        is_cut: Whether nobody will ask again either, since the store is closed, or the event loop ends.
     """
 
-    __slots__ = ("_answer", "_call", "_error", "look")
+    __slots__ = ("_answer", "_call", "error", "is_cut", "look", "node")
 
-    def __init__(self, look: Look, call: Callable[[], None]) -> None:
+    def __init__(self, node: Node, look: Look, call: Callable[[], None]) -> None:
+        self.node = node
         self.look = look
         self._call: Callable[[], None] | None = call
         self._answer: Any = None
-        self._error: Exception | None = None
+        self.error: Exception | None = None
+        self.is_cut = False
 
     def done(self) -> bool:
-        """Whether there is an answer."""
+        """Whether there is an answer, or will be none."""
         return self._call is None
 
     def set_result(self, answer: Any) -> None:
@@ -129,12 +146,18 @@ class Told:
 
     def set_exception(self, error: Exception) -> None:
         """Be no answer."""
-        self._error = error
+        self.error = error
+        self._tell()
+
+    def cut(self) -> None:
+        """Be the end of it."""
+        self.is_cut = True
         self._tell()
 
     def _tell(self) -> None:
         call, self._call = self._call, None
         assert call is not None
+        self.look.answer = _ANSWERED
         call()
 
     @property
@@ -149,8 +172,8 @@ class Told:
 
     def result(self) -> Any:
         """Return the answer or raise why there is none."""
-        if self._error is not None:
-            raise self._error
+        if self.error is not None:
+            raise self.error
         return self._answer
 
 

@@ -173,11 +173,9 @@ class RedisStore:
     async def conclude(self, begun: Begun, token: str) -> Verdict:
         """Acquire, from the answer on."""
         told = cast("Told", begun)
-        look = told.look
+        look, node = told.look, told.node
         look.take_token(token)
-        primary = self._topology.primary
-        places = [primary(tag) for tag in look.tags]
-        return await self._verdict(look, look.tags, primary(look.key), places, told.result())
+        return await self._verdict(look, look.tags, node, [node] * len(look.tags), told.result())
 
     async def _verdict(
         self, look: Look, tags: Sequence[str], node: Node, places: Sequence[Node], answer: Any
