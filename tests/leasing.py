@@ -76,13 +76,17 @@ class Question:
     Attributes:
         token: The flight's; empty before the question sets out, and when there was a value.
         verdict: The answer, if nothing has to be concluded.
-        outcome: The answer, or why there is none.
+        error: Why there is none.
+        is_cut: Whether there is none because the store was closed.
+        outcome: The answer, with whatever has to be concluded.
     """
 
     def __init__(self) -> None:
         self.token = ""
         self.verdict: Verdict | None = None
-        self.outcome: Verdict | Exception | None = None
+        self.error: Exception | None = None
+        self.is_cut = False
+        self.outcome: Verdict | None = None
 
 
 class LeasingDouble:
@@ -174,9 +178,11 @@ class LeasingDouble:
 
         def answer(task: asyncio.Task[Verdict]) -> None:
             self._under_way.discard(task)
-            error = ConnectionError("closed") if task.cancelled() else task.exception()
-            question.outcome = task.result() if error is None else cast("Exception", error)
-            if isinstance(question.outcome, Verdict):
+            question.is_cut = task.cancelled()
+            if not question.is_cut:
+                question.error = cast("Exception | None", task.exception())
+            if not question.is_cut and question.error is None:
+                question.outcome = task.result()
                 if question.outcome.kind == "hit":
                     question.token = ""  # nobody asked for a right
                 if not self.has_more:
@@ -193,9 +199,9 @@ class LeasingDouble:
         return await self.acquire(key, tags, question.token, lease, b"", marks_life)
 
     async def conclude(self, begun: Begun, token: str) -> Verdict:
+        if begun.error is not None:
+            raise begun.error
         outcome = cast("Question", begun).outcome
-        if isinstance(outcome, Exception):
-            raise outcome
         assert outcome is not None
         return outcome
 

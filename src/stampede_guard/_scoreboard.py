@@ -140,10 +140,9 @@ class Flight(Generic[T]):
         self._counters.in_flight += 1
         context.run(_current.set, ref(self))
         self._glance = glance
+        run: Any = context.run
         try:
-            is_looking = glance is not None and glance.begin(
-                self, partial(context.run, self._look, glance, load, context)
-            )
+            is_looking = glance is not None and glance.begin(self, partial(run, self._look, glance, load, context))
         except BaseException as error:
             self._finish(None, self._ended_by(error))
             raise

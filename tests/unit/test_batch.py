@@ -1,6 +1,7 @@
 """Batches, over a node that does not exist."""
 
 import asyncio
+from functools import partial
 from typing import Any
 
 import pytest
@@ -254,24 +255,63 @@ async def test_who_is_told_is_told_once_and_later() -> None:
     assert (b"PONG", ()) == begun.result()
 
 
-@pytest.mark.parametrize("is_closed", [False, True])
-async def test_who_is_told_that_there_is_no_answer(is_closed: bool) -> None:  # noqa: FBT001
+async def test_who_is_told_that_there_is_no_answer() -> None:
     """That comes as it does to others: each has an exception of their own, and it is raised when they look."""
     batches, _ = make(Node(error=ConnectionError("cut")))
     told: list[int] = []
     looks = [Look(f"menu-{number}", ("", 1, b"", ""), 10, (), 1) for number in range(2)]
-    begun = [batches.tell(look, lambda number=number: told.append(number)) for number, look in enumerate(looks)]
-    if is_closed:
-        await batches.aclose()
+    begun = [batches.tell(look, partial(told.append, number)) for number, look in enumerate(looks)]
     async with asyncio.timeout(10):
         while len(told) < 2:
             await asyncio.sleep(0)
     errors = []
     for each in begun:
-        with pytest.raises(ConnectionError, match="closed" if is_closed else "cut") as raised:
+        with pytest.raises(ConnectionError, match="cut") as raised:
             each.result()
         errors.append(raised.value)
 
-    assert ([0, 1], [None, None]) == (told, [each.verdict for each in begun])
+    assert ([0, 1], [None, None], [False, False]) == (
+        told,
+        [each.verdict for each in begun],
+        [each.is_cut for each in begun],
+    )
+    assert errors == [each.error for each in begun]
     assert errors[0] is not errors[1]
     assert [False, True] == [LOST_TOGETHER in getattr(error, "__notes__", ()) for error in errors]
+
+
+@pytest.mark.parametrize("is_sent", [False, True])
+async def test_who_is_told_that_there_will_be_none(is_sent: bool) -> None:  # noqa: FBT001
+    """Closing cuts what was asked, sent or not, which is no error; each is told once."""
+    gate = Gate()
+    batches, failures = make(Node(gate))
+    told: list[int] = []
+    looks = [Look(f"menu-{number}", ("", 1, b"", ""), 10, (), 1) for number in range(2)]
+    begun = [batches.tell(look, partial(told.append, number)) for number, look in enumerate(looks)]
+    if is_sent:
+        await gate.arrivals(1)
+    await batches.aclose()
+
+    assert ([0, 1], [True, True], []) == (told, [each.is_cut for each in begun], failures)
+    assert [(None, None, True)] * 2 == [(each.verdict, each.error, each.look.answer.done()) for each in begun]
+
+
+def test_loop_that_is_closed_over_a_batch() -> None:
+    """Whoever asked there is not told anything: nobody is left."""
+    told: list[str] = []
+    loop = asyncio.new_event_loop()
+
+    async def begin() -> asyncio.Task[None]:
+        gate = Gate()
+        batches, _ = make(Node(gate))
+        batches.tell(Look("menu-7", ("", 1, b"", ""), 10, (), 1), lambda: told.append("told"))
+        await gate.arrivals(1)
+        (task,) = batches._under_way
+        return task
+
+    task: Any = loop.run_until_complete(begin())
+    loop.close()
+    task._log_destroy_pending = False
+    task.get_coro().close()
+
+    assert [] == told

@@ -1073,7 +1073,10 @@ class Rest:
         self._waited_for = waited_for
 
     def __await__(self) -> Generator[Any, Any, Any]:
-        yield self._waited_for
+        try:
+            yield self._waited_for
+        except asyncio.CancelledError as error:
+            self._run.throw(error)
         return (yield from self._run.__await__())
 
 
@@ -1093,27 +1096,29 @@ def eagerly(loop: asyncio.AbstractEventLoop, run: Any, **options: Any) -> Any:
     return asyncio.Task(finish(Rest(run, waited_for)), loop=loop, **options)
 
 
-@pytest.mark.parametrize("ticks", [0, 2])
-@pytest.mark.parametrize("by", ["itself", "another"])
-async def test_load_that_began_in_its_creation_and_is_cancelled(by: str, ticks: int) -> None:
+@pytest.mark.parametrize("how", ["itself, at once", "itself, later", "by another"])
+async def test_load_that_began_in_its_creation_and_is_cancelled(how: str, pause: Pause) -> None:
     """Whether it comes to that in its first step or later: all who wait are told, and nothing is left."""
     board, loop = Scoreboard(), asyncio.get_running_loop()
     factory = loop.get_task_factory()
 
     async def load(_: Flight[None]) -> None:
-        for _ in range(ticks):
+        if how != "itself, at once":
             await asyncio.sleep(0)
-        if by == "another":
+        if how == "by another":
             await never()
         raise asyncio.CancelledError
 
     loop.set_task_factory(eagerly)
     flight = board.launch(OP, load, Counters(), "finish")
     loop.set_task_factory(factory)
-    if flight.task is not None and by == "another":
+    early = flight.landed
+    if how == "by another":
+        await pause()
+        assert flight.task is not None
         flight.task.cancel()
 
     with pytest.raises(LoadCancelled, match="menu-7: the load was cancelled"):
         await flight.wait()
+    assert (how == "itself, at once") == early
     assert (set(), {}, None) == (board._up, board.flights, flight.task)
-    assert ticks or by == "another" or flight.landed

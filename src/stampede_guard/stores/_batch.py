@@ -168,12 +168,13 @@ class Batches:
         """Let nobody of *batch* wait any more, nor begin anything new."""
         if self._loop.is_closed():  # and nobody does
             return
+        rest: list[Question | Look] = []
         for question in batch:
             if isinstance(question.answer, Told):
-                if not question.answer.done():
-                    question.answer.cut()
+                question.answer.cut()
             else:
-                _tell([question], ConnectionError("closed"))
+                rest.append(question)
+        _tell(rest, ConnectionError("closed"))
 
     def _pack(self, batch: Sequence[Question | Look]) -> Parcel:
         if self._waiting:

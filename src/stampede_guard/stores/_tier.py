@@ -94,8 +94,6 @@ class Tier:
             await self.store.aclose()
         except Exception as error:  # noqa: BLE001  # as above; there is nothing left to save
             logger.warning("%s did not close cleanly (%s)", self.store.name, reason(error))
-        if self.upkeep:
-            await asyncio.wait(self.upkeep)  # of flights that looked, and were told only now that there is no answer
 
     def lease(self, op: str, tags: Sequence[str], length: float, longest_life: float, counters: Counters) -> Lease:
         """Return what a flight of *op* needs to deal with the store.

@@ -1,0 +1,293 @@
+"""Flights that ask a real server before they have a task."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from onlooker import Tally, load_scripts, tier_of, until
+from redis.asyncio import Redis
+
+from stampede_guard import Guard, LoadCancelled, _operation
+from stampede_guard.stores import Begun, Refused
+from stampede_guard.stores._parcel import Told
+from stampede_guard.stores.redis import RedisStore
+
+MakeGuard = Callable[..., Guard]
+
+OP = "menu-7"
+LIFE: dict[str, Any] = {"l2_ttl": 60, "returns": str}
+
+
+@pytest.fixture
+def key(namespace: str) -> str:
+    """Return the base of the op's keys."""
+    return f"sg1:{{{namespace}:{OP}}}"
+
+
+@pytest.fixture(autouse=True)
+def _long_leases(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no lease end by itself before the test is over."""
+    monkeypatch.setattr(_operation, "_LEASES", (60.0, 60.0))
+
+
+@pytest.fixture
+async def guard(make_guard: MakeGuard, admin: Redis) -> AsyncIterator[Guard]:
+    """Return an open guard over a server that knows the scripts."""
+    await load_scripts(admin)
+    async with make_guard() as guard:
+        yield guard
+
+
+@pytest.fixture
+async def tally(redis_url: str, admin: Redis) -> AsyncIterator[Tally]:
+    """Return a proxy to a server that knows the scripts."""
+    await load_scripts(admin)
+    tally = Tally(urlsplit(redis_url).port or 6379)
+    async with tally.listening():
+        yield tally
+
+
+@pytest.fixture
+async def store(redis_url: str, namespace: str, admin: Redis) -> AsyncIterator[RedisStore]:
+    """Return a store of the test's own, over a server that knows the scripts."""
+    await load_scripts(admin)
+    store = RedisStore(redis_url, deadline=5, connect_timeout=5)
+    store.channel = f"sg1:{namespace}:bus"
+    yield store
+    await store.aclose()
+
+
+class Kitchen:
+    """Loads and counts."""
+
+    def __init__(self) -> None:
+        self.loads = 0
+
+    async def load(self) -> str:
+        """Load."""
+        self.loads += 1
+        return "soup"
+
+
+def counted(guard: Guard, method: str) -> list[Any]:
+    """Return the list to which what each call of the store's *method* returned is added."""
+    store: Any = tier_of(guard).store
+    call, made = getattr(store, method), []
+
+    def counting(*args: Any) -> Any:
+        made.append(call(*args))
+        return made[-1]
+
+    setattr(store, method, counting)
+    return made
+
+
+def is_at_rest(guard: Guard) -> bool:
+    """Whether *guard* has nothing left to do."""
+    tier = tier_of(guard)
+    return not (guard._site().board._up or tier.upkeep or tier.asking._begun)
+
+
+async def test_hit_is_read_without_a_task(guard: Guard) -> None:
+    """A value that is there costs a question that is begun, and nothing else."""
+    await guard.fetch(OP, Kitchen().load, **LIFE)
+    begun, asked = counted(guard, "begin"), counted(guard, "acquire")
+    names: set[str] = set()
+
+    def watch() -> None:
+        names.update(task.get_name() for task in asyncio.all_tasks())
+        if flights:
+            asyncio.get_running_loop().call_soon(watch)
+
+    flights = guard._site().board._up
+    asyncio.get_running_loop().call_soon(watch)
+    answer = await guard.fetch(OP, Kitchen().load, **LIFE)
+
+    assert ("soup", 1, []) == (answer, len(begun), asked)
+    assert [] == [name for name in names if name.startswith("load")]
+    assert 1 == guard.stats().l2_hits
+
+
+async def test_everybody_leaves_at_any_moment(guard: Guard, admin: Redis, key: str) -> None:
+    """Wherever a question is when everybody leaves: the right that it brings, if any, is not kept."""
+    begun, given = counted(guard, "begin"), counted(guard, "release")
+    kitchen = Kitchen()
+    for when in range(12):
+        call = asyncio.create_task(guard.fetch(OP, kitchen.load, on_abandon="cancel", **LIFE))
+        for _ in range(when):
+            await asyncio.sleep(0)
+        call.cancel()
+        await asyncio.wait([call])
+        await until(lambda: is_at_rest(guard), "the flight to be over")
+        assert not await admin.exists(f"{key}:l"), when
+        await admin.delete(f"{key}:v")
+
+    assert len(begun) > 6
+    assert len(given) > 3
+    assert 0 == guard.stats().in_flight
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+async def test_script_that_the_server_does_not_know(leaves: bool, guard: Guard, admin: Redis, key: str) -> None:  # noqa: FBT001
+    """Such an answer is followed up in the flight's task, with the script's text, unless everybody has left."""
+    concluded = counted(guard, "conclude")
+    kitchen = Kitchen()
+    await admin.script_flush()
+    call = asyncio.create_task(guard.fetch(OP, kitchen.load, on_abandon="cancel", **LIFE))
+    await asyncio.sleep(0)
+    if leaves:
+        call.cancel()
+    (answer,) = await asyncio.gather(call, return_exceptions=True)
+    await until(lambda: is_at_rest(guard), "the flight to be over")
+
+    if leaves:
+        assert ([], 0) == (concluded, kitchen.loads)
+    else:
+        assert ("soup", 1, 1) == (answer, len(concluded), kitchen.loads)
+    assert [0, int(not leaves)] == [await admin.exists(f"{key}:{part}") for part in "lv"]
+    assert 0 == guard.stats().l2_errors
+
+
+async def test_right_that_came_with_a_refused_mark(guard: Guard, admin: Redis, key: str, namespace: str) -> None:
+    """Who leaves before such an answer is followed up leaves no right behind either."""
+    mark = f"sg1:{{{namespace}:soups}}:t"
+    await admin.rpush(mark, "no mark")
+    call = asyncio.create_task(guard.fetch(OP, Kitchen().load, on_abandon="cancel", tags=["soups"], **LIFE))
+    await asyncio.sleep(0)
+    call.cancel()
+    given = counted(guard, "release")
+    await until(lambda: is_at_rest(guard), "the flight to be over")
+
+    assert 1 == len(given)
+    assert not await admin.exists(f"{key}:l")
+
+
+async def test_one_connection_for_all(make_guard: MakeGuard) -> None:
+    """When no batch can set out a flight waits in a task, until one can; everybody is answered."""
+    kitchen = Kitchen()
+    async with make_guard(max_connections=1) as guard:
+        begun, asked = counted(guard, "begin"), counted(guard, "acquire")
+        calls = []
+        for number in range(20):
+            calls.append(asyncio.create_task(guard.fetch(f"menu-{number}", kitchen.load, **LIFE)))
+            await asyncio.sleep(0)
+        answers = await asyncio.gather(*calls)
+
+    assert (["soup"] * 20, 20) == (answers, kitchen.loads)
+    assert None in begun
+    assert begun.count(None) == len(asked)
+
+
+class Grumpy:
+    """A codec that decodes nothing."""
+
+    def encode(self, value: str) -> bytes:
+        return value.encode()
+
+    def decode(self, payload: bytes) -> str:
+        raise asyncio.CancelledError
+
+
+async def test_codec_that_cancels_ends_its_own_flight_alone(tally: Tally, namespace: str) -> None:
+    """What came with the same answer is delivered, though the decoder of one of the values raises anything at all."""
+    async with Guard(tally.url, namespace=namespace, deadline=5, connect_timeout=5) as guard:
+        for number in range(3):
+            await guard.fetch(f"menu-{number}", Kitchen().load, **LIFE)
+        asked = counted(guard, "acquire")
+        tally.restart()
+        codecs: list[dict[str, Any]] = [{"returns": str}, {"codec": Grumpy()}, {"returns": str}]
+        answers = await asyncio.gather(
+            *(guard.fetch(f"menu-{number}", Kitchen().load, l2_ttl=60, **codec) for number, codec in enumerate(codecs)),
+            return_exceptions=True,
+        )
+
+        assert ["str", "LoadCancelled", "str"] == [type(answer).__name__ for answer in answers]
+        assert ([], 1) == (asked, tally.round_trips)
+
+
+async def test_exit_over_a_server_that_says_nothing(
+    tally: Tally, namespace: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A guard that waits for nobody is left soon, though a question was not answered; nothing remains."""
+    guard = Guard(tally.url, namespace=namespace, deadline=60, connect_timeout=5, drain_timeout=0)
+    await guard.__aenter__()
+    await guard.fetch("menu-8", Kitchen().load, **LIFE)
+    site = guard._site()
+    tally.deafen()
+    tally.restart()
+    call = asyncio.create_task(guard.fetch(OP, Kitchen().load, **LIFE))
+    await until(lambda: tally.commands, "the question to be sent")
+    caplog.clear()
+    await guard.__aexit__(None, None, None)
+    names = [task.get_name() for task in asyncio.all_tasks()]
+
+    with pytest.raises(LoadCancelled):
+        await call
+    assert [] == [name for name in names if name.startswith(("load", "batch", "upkeep"))]
+    assert (set(), 0, []) == (site.board._up, guard.stats().in_flight, caplog.messages)
+
+
+# The store by itself
+
+
+def begin(store: RedisStore, key: str, *tags: str) -> tuple[Begun | None, asyncio.Event]:
+    """Begin to acquire; return what was begun, and what is set once it is answered."""
+    answered = asyncio.Event()
+    return store.begin(key, tags, 60, 60, answered.set), answered
+
+
+async def test_token_is_drawn_when_a_right_is_asked_for(store: RedisStore, key: str, admin: Redis) -> None:
+    """Until then there is none; it is the one under which the server gives the right."""
+    begun, answered = begin(store, key)
+    assert begun is not None
+    before = begun.token, begun.verdict
+    await answered.wait()
+    assert begun.verdict is not None
+
+    assert ("", None) == before
+    assert ("own", begun.token.encode()) == (begun.verdict.kind, await admin.get(f"{key}:l"))
+    assert begun.verdict == await store.conclude(begun, begun.token)
+
+
+async def test_question_that_cannot_be_begun(
+    store: RedisStore, key: str, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is begun where the marks are elsewhere, where no batch can set out, or when the store is closed."""
+    primary, tag = store._topology.primary, f"sg1:{{{namespace}:soups}}:t"
+    other: Any = object()
+    with monkeypatch.context() as patch:
+        patch.setattr(store._topology, "primary", lambda key: other if key == tag else primary(key))
+        elsewhere = begin(store, key, tag)[0], begin(store, key)[0]
+    batches = store._batches_of(primary(key))
+    with monkeypatch.context() as patch:
+        patch.setattr(type(batches), "is_full", True)
+        full, _ = begin(store, key)
+    await store.aclose()
+    closed, _ = begin(store, key)
+
+    assert (None, True) == (elsewhere[0], isinstance(elsewhere[1], Told))
+    assert (None, None) == (full, closed)
+
+
+async def test_store_that_is_closed_over_a_question(store: RedisStore, key: str) -> None:
+    """Whoever began is told once that there will be no answer, which is nobody's fault."""
+    begun, answered = begin(store, key)
+    assert begun is not None
+    await store.aclose()
+
+    assert answered.is_set()
+    assert (None, None, True) == (begun.verdict, begun.error, begun.is_cut)
+
+
+async def test_refusal_is_raised_when_it_is_concluded(store: RedisStore, key: str, admin: Redis) -> None:
+    """A key that is none of ours is refused to whoever concludes."""
+    await admin.rpush(f"{key}:l", "no lease")
+    begun, answered = begin(store, key)
+    assert begun is not None
+    await answered.wait()
+
+    assert begun.verdict is None
+    with pytest.raises(Refused, match="WRONGTYPE"):
+        await store.conclude(begun, begun.token)
