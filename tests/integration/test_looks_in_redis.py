@@ -1,6 +1,7 @@
 """Flights that ask a real server before they have a task."""
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 from urllib.parse import urlsplit
@@ -10,8 +11,8 @@ from onlooker import Tally, load_scripts, tier_of, until
 from redis.asyncio import Redis
 
 from stampede_guard import Guard, LoadCancelled, _operation
-from stampede_guard.stores import Begun, Refused
-from stampede_guard.stores._parcel import Told
+from stampede_guard.stores import Begun, Refused, Verdict
+from stampede_guard.stores._parcel import Look, Told
 from stampede_guard.stores.redis import RedisStore
 
 MakeGuard = Callable[..., Guard]
@@ -229,6 +230,40 @@ async def test_exit_over_a_server_that_says_nothing(
     assert (set(), 0, []) == (site.board._up, guard.stats().in_flight, caplog.messages)
 
 
+async def test_question_whose_batch_is_cancelled(tally: Tally, namespace: str) -> None:
+    """Whoever cancels all tasks, as the end of an event loop does, ends the flights that look: nothing new begins."""
+    kitchen = Kitchen()
+    async with Guard(tally.url, namespace=namespace, deadline=60, connect_timeout=5) as guard:
+        await guard.fetch("menu-8", kitchen.load, **LIFE)
+        tally.deafen()
+        tally.restart()
+        calls = [asyncio.create_task(guard.fetch(f"{OP}{number}", kitchen.load, **LIFE)) for number in range(3)]
+        await until(lambda: tally.commands, "the question to be sent")
+        for task in asyncio.all_tasks():
+            if task.get_name().startswith("batch"):
+                task.cancel()
+        told = [type(outcome) for outcome in await asyncio.gather(*calls, return_exceptions=True)]
+
+        assert ([LoadCancelled] * 3, 1) == (told, kitchen.loads)
+        assert is_at_rest(guard)
+
+
+async def test_value_that_was_found_is_let_go(guard: Guard) -> None:
+    """What has brought it lets go of it at once, and not when the garbage is collected."""
+    kitchen = Kitchen()
+    await guard.fetch(OP, kitchen.load, **LIFE)
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(10):
+            await guard.fetch(OP, kitchen.load, **LIFE)
+        left = [type(each) for each in gc.get_objects() if isinstance(each, Told | Verdict)]
+    finally:
+        gc.enable()
+
+    assert ([], 10, 1) == (left, guard.stats().l2_hits, kitchen.loads)
+
+
 # The store by itself
 
 
@@ -291,3 +326,23 @@ async def test_refusal_is_raised_when_it_is_concluded(store: RedisStore, key: st
     assert begun.verdict is None
     with pytest.raises(Refused, match="WRONGTYPE"):
         await store.conclude(begun, begun.token)
+
+
+async def test_refusal_is_dealt_with_as_the_asked_node_s(
+    store: RedisStore, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Should another server have taken over meanwhile, it is not the one that has refused."""
+    topology: Any = store._topology
+    node, followed = topology.primary(key), []
+    told = Told(node, Look(key, ("t" * 22, 1_000, b"", ""), 100, (), 1_000), int)
+    told.set_result((Refused("ReadOnlyError"), ()))
+
+    async def follow(*args: Any) -> None:
+        followed.append(args[:2])
+
+    monkeypatch.setattr(topology, "follow", follow)
+    monkeypatch.setattr(topology, "primary", lambda _: None)
+    with pytest.raises(Refused, match="ReadOnlyError"):
+        await store.conclude(told, "t" * 22)
+
+    assert [node] == [asked for _, asked in followed]
