@@ -8,7 +8,7 @@ import pytest
 from leasing import LeasingDouble, Server
 
 from stampede_guard._breaker import Breaker
-from stampede_guard._codec import seal
+from stampede_guard._codec import fill_of, seal
 from stampede_guard._messages import Message
 from stampede_guard._stats import Counters
 from stampede_guard.stores import LOST_TOGETHER, Refused, Stored
@@ -105,6 +105,17 @@ def said(caplog: pytest.LogCaptureFixture) -> Said:
 
 
 # What comes back
+
+
+async def test_what_was_filled_says_by_whom(rig: Rig) -> None:
+    """Whoever stored a value without having asked for one has a token too, each another."""
+    tokens: list[bytes] = []
+    for _ in range(2):
+        await rig.fill()
+        ((envelope, _),) = rig.store.contents.values()
+        tokens.append(fill_of(envelope).strip(b"\0"))
+
+    assert ([22, 22], 2) == ([*map(len, tokens)], len({*tokens}))
 
 
 async def test_what_was_filled_is_read(rig: Rig) -> None:

@@ -184,6 +184,7 @@ class Lease:
 
     async def seize(self) -> None:
         """Take the right to load from whoever has it, whatever is stored."""
+        self._token = new_token()
         self._unwanted = b"*"
         self.is_seized = True
         try:
@@ -198,8 +199,9 @@ class Lease:
     def _go_blind(self, silence: NoAnswer) -> None:
         self.is_blind = True
         # The answer was late, or nobody looked at it, and it may have been a yes.
-        if self._is_arbitrated and (isinstance(silence.__cause__, TimeoutError) or (self._begun and self._token)):
-            self._begun = None
+        may_be_ours = isinstance(silence.__cause__, TimeoutError) or self._begun is not None
+        self._begun = None
+        if may_be_ours and self._token and self._is_arbitrated:
             self._tier.look_after(self._release())
 
     @property
