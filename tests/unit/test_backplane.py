@@ -101,9 +101,9 @@ async def fresh() -> AsyncIterator[Ear]:
 
 @pytest.fixture
 def said(caplog: pytest.LogCaptureFixture) -> Said:
-    """Return what was logged."""
+    """Return what the package has logged."""
     caplog.set_level(logging.INFO, "stampede_guard")
-    return lambda: caplog.messages
+    return lambda: [record.getMessage() for record in caplog.records if record.name == "stampede_guard"]
 
 
 # What is said
