@@ -76,7 +76,7 @@ def faults(session: nox.Session) -> None:
 
 @nox.session
 def bench(session: nox.Session) -> None:
-    """Measure the package beside every comparable one: ten minutes; `-- --quick` for a smoke run."""
+    """Measure the package beside every comparable one: twelve minutes; `-- --quick` for a smoke run."""
     session.install("-e", ".[redis]", *group("bench"))
     install_peers(session)
     session.run("python", "-m", "benchmarks", *session.posargs)
