@@ -1,19 +1,14 @@
-import re
-import signal
 import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable, Generator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Event, Thread
 
 import numpy as np
-import psutil
 import pytest
 
-from demo_api.compare.load import LOCUSTFILES
 from demo_api.compare.measurement import Samples
 from demo_api.compare.service import Service, running_service
 from demo_api.servers import ServerUrls, free_port, wait_until
@@ -35,35 +30,6 @@ def service(servers: ServerUrls, tmp_path_factory: pytest.TempPathFactory) -> Ge
     """A service process with the guard on."""
     with running_service("on", servers, tmp_path_factory.mktemp("service") / "log") as service:
         yield service
-
-
-@pytest.fixture
-def recorded(tmp_path: Path) -> Path:
-    """Where a scenario writes its samples."""
-    return tmp_path / "samples.f64"
-
-
-@pytest.fixture
-def locust(recorded: Path) -> Generator[Locust]:
-    """Starts Locust with a scenario, and sees to it that it ends."""
-    with ExitStack() as started:
-
-        def start(scenario: str, flags: Flags) -> subprocess.Popen[str]:
-            chosen: Flags = {"-u": 10, "-r": 10, "-s": 20, "--window": WINDOW, "--restaurants": 5, "--record": recorded}
-            words = [str(word) for flag in (chosen | flags).items() for word in flag if word is not None]
-            process = subprocess.Popen(
-                [sys.executable, "-m", "locust", "-f", str(LOCUSTFILES / f"{scenario}.py"), "--headless", *words],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                cwd=LOCUSTFILES.parent,
-            )
-            started.enter_context(process)
-            started.callback(process.kill)
-            return process
-
-        yield start
 
 
 @contextmanager
@@ -213,75 +179,6 @@ def test_connections_take_turns_with_several_hosts(locust: Locust) -> None:
 
     assert [2, 2] == [asked.count("/healthz") for asked in (paths, other_paths)]
     assert all(len(asked) > 2 for asked in (paths, other_paths))
-
-
-@pytest.fixture
-def own_stage(menus_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lends the menus to scenarios that start their own servers."""
-    monkeypatch.setenv("DATABASE_URL", menus_url)
-
-
-@pytest.mark.timeout(120)  # up to six servers and a service have to start
-@pytest.mark.parametrize(
-    ("scenario", "flags"),
-    [
-        ("redis_outage", {"--outage": 1}),
-        pytest.param("redis_outage", {"--outage": 1, "--frozen": None}, marks=pytest.mark.long),
-        ("failover", {}),
-    ],
-)
-def test_fault_fails_no_request(scenario: str, flags: Flags, own_stage: None, locust: Locust, recorded: Path) -> None:
-    """Redis goes away in the middle of the run: every answer is right, and Redis is read before and after."""
-    process = locust(scenario, {"--before": 1, "--window": 6, **flags})
-    said, _ = process.communicate()
-
-    samples = Samples.read(recorded)
-    answers = dict(re.findall(r"^ *(before|during|after): .* ms, ([\d,]+) answers of Redis", said, re.MULTILINE))
-    assert 0 == process.returncode, said
-    assert {1} == set(samples.outcome)
-    assert f"failures = 0 of {len(samples.outcome):,} requests\n" in said
-    assert ["before", "during", "after"] == list(answers)
-    assert "0" not in (answers["before"], answers["after"])
-
-
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        ({"--path": "/nothing/{restaurant_id}"}, "failures = [1-9]"),
-        ({"--before": 30}, "the run was over before the fault"),
-        ({"--processes": 2}, "leave out --processes"),
-    ],
-)
-def test_fault_that_shows_nothing(flags: Flags, said: str, own_stage: None, locust: Locust) -> None:
-    """Failed requests, a window that is too short, and several processes end with an exit code and a reason."""
-    process = locust("redis_outage", {"--before": 0.2, "--outage": 0.2, "--window": 2, **flags})
-    printed, _ = process.communicate()
-
-    assert 1 == process.returncode, printed
-    assert re.search(said, printed)
-    assert "Traceback" not in printed
-
-
-def test_interrupted_fault_leaves_nothing_behind(
-    own_stage: None, locust: Locust, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """Ctrl-C while Redis is away ends the service and the servers, too."""
-    (tmp_path / "folders").mkdir()
-    monkeypatch.setenv("TMPDIR", str(tmp_path / "folders"))
-
-    process = locust("redis_outage", {"--before": 0.2, "--outage": 60, "--window": 60})
-    assert process.stdout is not None
-    for line in process.stdout:
-        if "during the fault" in line:
-            break
-    children = psutil.Process(process.pid).children(recursive=True)
-    process.send_signal(signal.SIGINT)
-    process.communicate()
-
-    assert 1 == process.returncode
-    assert children
-    assert [] == psutil.wait_procs(children, timeout=30)[1]
-    assert [] == list((tmp_path / "folders").iterdir())
 
 
 def test_absent_service_is_counted_as_failures(locust: Locust, recorded: Path) -> None:
