@@ -5,7 +5,7 @@ launches the flight, and its answer lands it. A task of its own is for what may 
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from random import random
 from typing import Any, Literal, cast
@@ -15,7 +15,7 @@ from ._memory import UNTRUSTED_LIFE
 from ._operation import Operation
 from ._scoreboard import Flight
 from ._site import Site, Sites
-from .stores._lease import Found
+from .stores._lease import Found, Lease
 from .stores._tier import Tier
 
 _POLLS = (0.025, 0.25)  # seconds between looks for another's load, first and longest, should its word be lost
@@ -34,7 +34,7 @@ class Course:
         is_private: Whether nobody can join the flight.
     """
 
-    __slots__ = ("_epoch", "_load", "_operation", "_site", "_sites", "is_private")
+    __slots__ = ("_epoch", "_is_private", "_load", "_operation", "_site", "_sites")
 
     def __init__(  # noqa: PLR0917  # made by the guard alone
         self,
@@ -50,7 +50,7 @@ class Course:
         self._operation = operation
         self._load = load
         self._epoch = epoch
-        self.is_private = is_private
+        self._is_private = is_private
 
     async def fly(self, flight: Flight[Any]) -> Any:
         """Load; return what is kept for *flight*'s waiters."""
@@ -108,44 +108,27 @@ class Course:
 
 
 class CourseByStore(Course):
-    """The course of a flight whose operation has an L2.
+    """The course of a flight whose operation has an L2; the arguments are the same.
 
-    Args:
-        sites: As for `Course`, and so on.
-        op: The op id.
-        tags: Its tags.
+    Attributes:
+        lease: What the flight holds of the store; set before it takes off.
     """
 
-    __slots__ = ("_lease",)
-
-    def __init__(  # noqa: PLR0917  # made by the guard alone
-        self,
-        sites: Sites,
-        site: Site,
-        operation: Operation,
-        load: Callable[[], Awaitable[Any]],
-        epoch: tuple[int, ...],
-        is_private: bool,  # noqa: FBT001
-        op: str,
-        tags: Sequence[str],
-    ) -> None:
-        super().__init__(sites, site, operation, load, epoch, is_private)
-        tier = site.tier
-        assert tier is not None  # no l2_ttl without a store
-        self._lease = tier.lease(op, tags, operation.lease_length, operation.longest_life, operation.counters)
+    __slots__ = ("lease",)
+    lease: Lease
 
     def begin(self, flight: Flight[Any], on_answer: Callable[[], None]) -> bool:
         """Ask the store for the value at once, if that is possible without waiting for anything."""
-        return not flight.is_refresh and self._lease.begin(on_answer)
+        return not flight.is_refresh and self.lease.begin(on_answer)
 
     def open(self, flight: Flight[Any]) -> tuple[Any] | None:
         """Return the value if it was there."""
-        found = self._lease.open(self._operation.decode)
+        found = self.lease.open(self._operation.decode)
         return None if found is None or flight.landed else (self._take(flight, found),)
 
     def close(self) -> None:
         """Give back the right to load, if it is still held."""
-        self._lease.let_go()
+        self.lease.let_go()
 
     async def fly(self, flight: Flight[Any]) -> Any:
         """Read L2 or load, and store; return what is kept for *flight*'s waiters."""
@@ -172,17 +155,17 @@ class CourseByStore(Course):
         super()._keep(flight, kept, life)
         tracking = self._site.tracking
         if tracking is not None:
-            tracking.remember(flight.op, self._lease.stored_by)
+            tracking.remember(flight.op, self.lease.stored_by)
 
     async def _find(self, flight: Flight[Any]) -> Found | None:
         """Return what L2 has, waiting for whoever is loading it; `None` if it is this flight that has to load."""
-        operation, lease, backplane = self._operation, self._lease, self._site.backplane
+        operation, lease, backplane = self._operation, self.lease, self._site.backplane
         counters = operation.counters
         if flight.is_refresh:
             await lease.seize()
             return None
         answer = await lease.ask(operation.decode)  # 3
-        may_wait = operation.policy.lease and not self.is_private
+        may_wait = operation.policy.lease and not self._is_private
         if answer == "wait" and may_wait and backplane is not None:
             counters.l2_waits += 1
             flight.hold()
@@ -195,7 +178,7 @@ class CourseByStore(Course):
 
     async def _await_other(self, backplane: Backplane, op: str) -> Found | Literal["own", "wait", "blind"]:
         """Wait until the op's value is there, or nobody else is loading it; for no longer than a load may take."""
-        operation, lease = self._operation, self._lease
+        operation, lease = self._operation, self.lease
         loop = asyncio.get_running_loop()
         give_up_at = loop.time() + (operation.policy.load_timeout or _WAIT)
         polls = _polls()
@@ -207,7 +190,7 @@ class CourseByStore(Course):
 
     async def _load_afresh(self, flight: Flight[Any]) -> tuple[Any, float | None, bool]:
         """Load and fill; return what is kept, for how long at most, and whether it is the latest that is known."""
-        operation, lease = self._operation, self._lease
+        operation, lease = self._operation, self.lease
         policy = operation.policy
         with lease.kept_up():
             value = await self._run(flight, self._timed)  # 5

@@ -303,7 +303,9 @@ class Guard:
         if operation.policy.l2_ttl is None:
             course, glance = Course(self._sites, site, operation, load, epoch, is_private), None
         else:
-            course = glance = CourseByStore(self._sites, site, operation, load, epoch, is_private, op, tags)
+            course = glance = CourseByStore(self._sites, site, operation, load, epoch, is_private)
+            tier = cast("Tier", site.tier)  # no l2_ttl without a store
+            glance.lease = tier.lease(op, tags, operation.lease_length, operation.longest_life, operation.counters)
         return site.board.launch(
             op,
             course.fly,

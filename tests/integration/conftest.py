@@ -1,8 +1,10 @@
 from collections.abc import AsyncIterator, Callable
 from functools import partial
+from urllib.parse import urlsplit
 from uuid import uuid4
 
 import pytest
+from onlooker import Tally, load_scripts
 from redis.asyncio import Redis
 
 from stampede_guard import Guard
@@ -25,3 +27,12 @@ async def admin(admin_url: str) -> AsyncIterator[Redis]:
     """Return a client that sees what is stored."""
     async with Redis.from_url(admin_url) as client:
         yield client
+
+
+@pytest.fixture
+async def tally(redis_url: str, admin: Redis) -> AsyncIterator[Tally]:
+    """Return a proxy to a server that knows the scripts."""
+    await load_scripts(admin)
+    tally = Tally(urlsplit(redis_url).port or 6379)
+    async with tally.listening():
+        yield tally

@@ -4,10 +4,9 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable
 from time import monotonic
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
 import pytest
-from onlooker import Tally, load_scripts
+from onlooker import Tally
 from redis.asyncio import Redis
 from redis.asyncio.connection import Connection
 from stored import find, pool_of, put
@@ -22,15 +21,6 @@ from stampede_guard.stores.redis import RedisStore
 T = TypeVar("T")
 
 LONG = b"x" * 100_000
-
-
-@pytest.fixture
-async def tally(redis_url: str, admin: Redis) -> AsyncIterator[Tally]:
-    """Return a proxy to a server that knows the scripts."""
-    await load_scripts(admin)
-    tally = Tally(urlsplit(redis_url).port or 6379)
-    async with tally.listening():
-        yield tally
 
 
 @pytest.fixture

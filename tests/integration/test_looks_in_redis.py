@@ -4,7 +4,6 @@ import asyncio
 import gc
 from collections.abc import AsyncIterator, Callable
 from typing import Any
-from urllib.parse import urlsplit
 
 import pytest
 from onlooker import Tally, load_scripts, tier_of, until
@@ -39,15 +38,6 @@ async def guard(make_guard: MakeGuard, admin: Redis) -> AsyncIterator[Guard]:
     await load_scripts(admin)
     async with make_guard() as guard:
         yield guard
-
-
-@pytest.fixture
-async def tally(redis_url: str, admin: Redis) -> AsyncIterator[Tally]:
-    """Return a proxy to a server that knows the scripts."""
-    await load_scripts(admin)
-    tally = Tally(urlsplit(redis_url).port or 6379)
-    async with tally.listening():
-        yield tally
 
 
 @pytest.fixture
