@@ -72,6 +72,22 @@ def test_highest_version_counts(
     assert expected == waiting.version
 
 
+@pytest.mark.parametrize(
+    ("versions", "expected"),
+    [((8, None), 8), ((None, 8), 8), ((8, 3), 8), ((3, 8), 8), ((8, None, None), 8), ((None, None), None)],
+)
+def test_repetition_asks_for_the_highest_version(
+    versions: tuple[int | None, ...], expected: int | None, pending: Pending
+) -> None:
+    """A later confirmation without a version, or with a lower one, takes nothing from what is said again."""
+    for version in versions:
+        pending.confirm(added(pending, "a", version))
+
+    pending.repeat()
+
+    assert [expected] == [waiting.version for waiting in pending.all()]
+
+
 def test_concerns(pending: Pending) -> None:
     """What waits for any of some keys is found."""
     nothing = pending.concerns(("a", "b"))

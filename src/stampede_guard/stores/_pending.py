@@ -53,11 +53,8 @@ class Pending:
                 self.lost_at = self._clock()
             else:
                 invalidation = self._everything
-        known = self._waiting.get(invalidation.key)
-        if known is not None and known.version is not None and known.version > (invalidation.version or 0):
-            invalidation = invalidation._replace(version=known.version)
         # A new object each time: an answer to an earlier request does not confirm a later one.
-        self._waiting[invalidation.key] = Invalidation(*invalidation)
+        self._waiting[invalidation.key] = _merged(invalidation, self._waiting.get(invalidation.key))
 
     @property
     def is_empty(self) -> bool:
@@ -83,7 +80,9 @@ class Pending:
         if self._waiting.get(invalidation.key) is invalidation:
             del self._waiting[invalidation.key]
         now = self._clock()
-        self._confirmed[invalidation.key] = now, invalidation
+        _, earlier = self._confirmed.get(invalidation.key, (now, None))
+        # The server that loses this one has lost the earlier one too, and with it the lowest version.
+        self._confirmed[invalidation.key] = now, _merged(invalidation, earlier)
         self._confirmed.move_to_end(invalidation.key)
         while len(self._confirmed) > _LIMIT or next(iter(self._confirmed.values()))[0] < now - _MEMORY:
             self._confirmed.popitem(last=False)
@@ -95,3 +94,9 @@ class Pending:
         self._confirmed.clear()
         for invalidation in recent:
             self.add(invalidation)
+
+
+def _merged(invalidation: Invalidation, earlier: Invalidation | None) -> Invalidation:
+    """Return a new object that asks for *invalidation*, and for the version of *earlier* if that is higher."""
+    versions = [each.version for each in (invalidation, earlier) if each is not None and each.version is not None]
+    return invalidation._replace(version=max(versions, default=None))
