@@ -24,6 +24,6 @@ def rule(namespace: str, *, without: str = "") -> list[str]:
     """
     core = (*ASKED, *IN_SCRIPTS, *ADVISABLE)
     commands = (*core, *WITH_DATABASE, *WITH_TRACKING, *WITH_REPLICAS, *IN_A_CLUSTER)
-    places = ("resetkeys", f"~sg1:{{{namespace}:*", "resetchannels", f"&sg1:{namespace}:bus", TRACKED)
+    places = ("resetkeys", f"~sg1:{{{namespace}:*", "resetchannels", f"&sg1:{namespace}:bus*", TRACKED)
     words = ("on", *places, "-@all", *(f"+{command}" for command in commands))
     return [word for word in words if word != without]

@@ -8,7 +8,7 @@ from typing import cast
 
 from stampede_guard._codec import fill_of
 from stampede_guard._messages import new_token
-from stampede_guard.stores import Begun, Stored, Subscription, Touched, Verdict
+from stampede_guard.stores import Begun, Echo, Stored, Subscription, Touched, Verdict
 from stampede_guard.testing import Gate, ManualClock
 
 
@@ -23,9 +23,9 @@ class _Inbox:
     """What one listener has not read yet."""
 
     def __init__(self) -> None:
-        self.queue: asyncio.Queue[bytes | Touched | Exception] = asyncio.Queue()
+        self.queue: asyncio.Queue[bytes | Touched | Echo | Exception] = asyncio.Queue()
 
-    async def next(self) -> bytes | Touched:
+    async def next(self) -> bytes | Touched | Echo:
         message = await self.queue.get()
         if isinstance(message, Exception):
             raise message
@@ -99,6 +99,9 @@ class LeasingDouble:
         gate: Waited for by every operation while it is set.
         deaf: Raised by every attempt to listen while it is set.
         asked: What was asked for, in order.
+        inboxes: Where its own echoes are heard.
+        echoes: The words of those that were sent.
+        holds_echoes: Whether they are kept until they are let go.
         replica: What `glance` returns.
     """
 
@@ -119,6 +122,10 @@ class LeasingDouble:
         self.gate: Gate | None = None
         self.asked: list[str] = []
         self.is_closed = False
+        self.inboxes: list[_Inbox] = []
+        self.echoes: list[bytes] = []
+        self.holds_echoes = False
+        self._late_echoes: list[bytes] = []
         self._under_way: set[asyncio.Task[Verdict]] = set()
 
     async def _ask(self, what: str) -> None:
@@ -257,9 +264,19 @@ class LeasingDouble:
         self.server.marks[key] = mark
         self.server.publish(message)
 
-    async def publish(self, message: bytes) -> None:
-        await self._ask("publish")
-        self.server.publish(message)
+    async def echo(self, word: bytes) -> None:
+        await self._ask("echo")
+        self.echoes.append(word)
+        self._late_echoes.append(word)
+        if not self.holds_echoes:
+            self.let_echoes_go()
+
+    def let_echoes_go(self, number: int = 1 << 16) -> None:
+        """Let the first *number* of the echoes that were held be heard."""
+        heard, self._late_echoes = self._late_echoes[:number], self._late_echoes[number:]
+        for inbox in () if self.server.is_mute else self.inboxes:
+            for word in heard:
+                inbox.queue.put_nowait(Echo(word))
 
     async def stored_by(self, key: str) -> bytes:
         await self._ask("stored by")
@@ -271,11 +288,13 @@ class LeasingDouble:
         if self.deaf is not None:
             raise self.deaf
         inbox = _Inbox()
-        self.server.inboxes.append(inbox)
+        for inboxes in (self.server.inboxes, self.inboxes):
+            inboxes.append(inbox)
         try:
             yield inbox
         finally:
-            self.server.inboxes.remove(inbox)
+            for inboxes in (self.server.inboxes, self.inboxes):
+                inboxes.remove(inbox)
 
     async def aclose(self) -> None:
         self.is_closed = True

@@ -1,10 +1,9 @@
 """The backplane: what other processes invalidated and loaded, as one event loop hears it.
 
-Messages can be lost: the connection breaks, the server drops a slow listener, a link in between hangs. So every
-gap counts as "everything may have changed", and silence counts as a gap. To tell silence from peace, somebody says
-a word each second: whoever has heard nothing for that long. In between, L1 trusts the bus for three seconds.
-In a storm a message may be old when it is heard, so everybody then waits for an echo of their own, and trusts
-the bus for three seconds from when that was sent.
+Messages can be lost or late: the connection breaks, the server drops a slow listener, a link in between hangs or
+queues. So every gap counts as "everything may have changed". And each process sends itself an echo over the bus each
+second. When an echo is heard, everything that was said before it was sent has been heard too, so L1 trusts the bus
+for three seconds from then. No other message earns trust: it may have been on its way for long.
 """
 
 import asyncio
@@ -14,17 +13,16 @@ from contextlib import contextmanager, suppress
 from random import random
 from typing import Protocol
 
-from ._messages import Message, unpack
+from ._messages import Message, new_token, unpack
 from ._stats import Counters
-from .stores import Touched
+from .stores import Echo, Touched
 from .stores._tier import Tier
 
 logger = logging.getLogger("stampede_guard")
 
-_BEAT = 1.0  # seconds
-_TRUST = 3.0  # seconds without a word: two beats may be lost
+_BEAT = 1.0  # seconds from echo to echo
+_TRUST = 3.0  # seconds from when an echo was sent: two may be lost
 _PAUSES = (0.1, 2.0)  # seconds between attempts to connect, first and longest
-_STORM = 200  # messages between two beats; fewer are heard in no time
 _AT_ONCE = 256  # messages heard before others on the event loop have their turn
 
 _UNCOUNTED = Counters()  # for upkeep, which is nobody's call
@@ -46,7 +44,7 @@ class Audience(Protocol):
         """Take note that the server saw keys change, through us or others."""
 
     def hear_sound(self, trusted_until: float) -> None:
-        """Take note that the bus is alive."""
+        """Take note that all is heard in time: trust the bus until that instant."""
 
     def hear_nothing(self) -> None:
         """Take note that the bus is not."""
@@ -88,8 +86,8 @@ class Backplane:
         self._waiting: dict[str, set[Word]] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._was_tried = asyncio.Event()
-        self._heard = 0  # messages since the last beat
-        self._has_news = False  # whether others spoke: one's own voice is no reason to be silent
+        self._echoes: dict[bytes, float] = {}  # those under way, by their words: when each was sent
+        self._silent = 0.0  # seconds since an echo was heard in time
         self._is_up: bool | None = None
         self._node = ""  # where the bus is heard
 
@@ -97,7 +95,8 @@ class Backplane:
         """Begin to listen; wait at most *timeout* seconds until it is so, or cannot be now."""
         self._audience.hear_nothing()
         loop = asyncio.get_running_loop()
-        self._tasks = [loop.create_task(self._listen(), name="listen"), loop.create_task(self._beat(), name="beat")]
+        upkeep = {"listen": self._listen, "beat": self._beat, "settle": self._settle}
+        self._tasks = [loop.create_task(run(), name=name) for name, run in upkeep.items()]
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout):
                 await self._was_tried.wait()
@@ -128,8 +127,9 @@ class Backplane:
         while True:
             try:
                 self._node = self._tier.bus_node
+                asked_at = self._clock()
                 async with self._tier.listen() as subscription:
-                    self._begin()
+                    self._begin(asked_at)
                     pause = _PAUSES[0]
                     heard = 0
                     while True:
@@ -142,15 +142,15 @@ class Backplane:
             await asyncio.sleep(pause * (1 - random() / 2))  # noqa: S311  # no secret
             pause = min(2 * pause, _PAUSES[1])
 
-    def _begin(self) -> None:
+    def _begin(self, asked_at: float) -> None:
         if self._is_up is False:
             logger.info("the bus is heard again")
         self._is_up = True
-        self._has_news = True
         self._was_tried.set()
         self._tier.recent.note_all()
         self._audience.hear_cleared()  # whatever was said before, nobody heard
-        self._sound()
+        self._echoes.clear()  # of the last subscription: what it missed, this one has not heard either
+        self._trust(asked_at)  # the confirmation is an echo of the request
         self._wake_all()
 
     def _end(self, reason: str) -> None:
@@ -163,22 +163,19 @@ class Backplane:
         self._was_tried.set()
         self._wake_all()
 
-    def _sound(self, message: Message | None = None) -> None:
-        self._heard += 1
-        if message is not None and message.kind == "h" and message.sender == self._instance:
-            self._audience.hear_sound(float(message.subject) + _TRUST)
-        elif self._heard <= _STORM:
-            self._audience.hear_sound(self._clock() + _TRUST)
+    def _trust(self, sent_at: float) -> None:
+        """Take note that everything that was said before *sent_at* has been heard."""
+        self._silent = 0.0
+        self._audience.hear_sound(sent_at + _TRUST)
 
-    def _hear(self, payload: bytes | Touched) -> None:
+    def _hear(self, payload: bytes | Touched | Echo) -> None:
+        if isinstance(payload, Echo):
+            self._hear_echo(payload.word)
+            return
         if isinstance(payload, Touched):
-            self._sound()
             self._audience.hear_touched(payload)
             return
         message = unpack(payload)
-        self._sound(message)
-        if message is None or message.sender != self._instance:
-            self._has_news = True
         if message is None:  # a newer version's, perhaps about something that we hold
             self._audience.hear_cleared()
             return
@@ -189,6 +186,15 @@ class Backplane:
             self._wake(message.subject)
         elif message.kind in ("t", "c"):
             self._wake_all()
+
+    def _hear_echo(self, word: bytes) -> None:
+        """Trust the bus for as long as the time at which *word* was sent allows; another's word says nothing."""
+        sent_at = self._echoes.get(word)
+        if sent_at is None or self._clock() >= sent_at + _TRUST:
+            return
+        # One that was sent earlier, and is heard later by way of another node, must not shorten the trust.
+        self._echoes = {other: at for other, at in self._echoes.items() if at > sent_at}
+        self._trust(sent_at)
 
     def _take(self, message: Message) -> None:
         if message.kind == "i":
@@ -214,20 +220,27 @@ class Backplane:
             self._wake(op)
 
     async def _beat(self) -> None:
-        """Say a word each second in which nobody else did, or all did; try again what the store has not confirmed."""
-        silent = 0.0
+        """Send an echo each second; listen anew where none comes back in time."""
         while True:
-            pause = _BEAT * (1 - random() / 4)  # noqa: S311  # no secret; the fleet must not beat in time
+            pause = _pause()
             await asyncio.sleep(pause)
-            heard, has_news = self._heard, self._has_news
-            self._heard, self._has_news = 0, False  # now: the word that is said next may be heard at once
-            silent = 0.0 if heard else silent + pause
-            if not has_news or heard > _STORM:
-                await self._tier.publish(Message("h", self._instance, repr(self._clock())), _UNCOUNTED)
-            if self._is_up and (silent >= _TRUST or self._tier.bus_node != self._node):
-                # A connection that says nothing may be dead without knowing; and there may be another primary.
-                await self._listen_anew("silence" if silent >= _TRUST else "there is another primary")
-                silent = 0.0
+            self._silent += pause  # not the time that has passed: this process may have been stuck
+            await self._send_echo()
+            if self._is_up and (self._silent >= _TRUST or self._tier.bus_node != self._node):
+                # A connection that says nothing may be dead without knowing, and one that is late queues ever more;
+                # and there may be another primary.
+                await self._listen_anew("silence" if self._silent >= _TRUST else "there is another primary")
+
+    async def _send_echo(self) -> None:
+        word, now = new_token().encode(), self._clock()
+        self._echoes = {each: at for each, at in self._echoes.items() if now < at + _TRUST}
+        self._echoes[word] = now
+        await self._tier.echo(word, _UNCOUNTED)
+
+    async def _settle(self) -> None:
+        """Try again each second what the store has not confirmed; apart from the echoes, since it may take longer."""
+        while True:
+            await asyncio.sleep(_pause())
             await self._tier.settle_all(_UNCOUNTED)
 
     async def _listen_anew(self, reason: str) -> None:
@@ -235,3 +248,7 @@ class Backplane:
         await asyncio.wait(self._tasks[:1])
         self._end(reason)
         self._tasks[0] = asyncio.get_running_loop().create_task(self._listen(), name="listen")
+
+
+def _pause() -> float:
+    return _BEAT * (1 - random() / 4)  # noqa: S311  # no secret; the fleet must not beat in time

@@ -7,7 +7,6 @@ w <op>               the load of op is over: whoever waits for it may ask again
 i <instance> <op>    op was invalidated
 t <instance> <tag>   everything with this tag was
 c <instance>         everything was
-h <instance> <when>  nothing; the bus was alive when the sender's own clock said that, which nobody else reads
 ```
 
 The instance is one event loop's part of a guard, 22 characters. There are no separators.
@@ -16,10 +15,10 @@ The instance is one event loop's part of a guard, 22 characters. There are no se
 import secrets
 from typing import Literal, NamedTuple
 
-Kind = Literal["w", "i", "t", "c", "h"]
+Kind = Literal["w", "i", "t", "c"]
 
 _INSTANCE = 22
-_LENGTHS = {b"w": 0, b"i": _INSTANCE, b"t": _INSTANCE, b"c": _INSTANCE, b"h": _INSTANCE}
+_LENGTHS = {b"w": 0, b"i": _INSTANCE, b"t": _INSTANCE, b"c": _INSTANCE}
 
 
 class Message(NamedTuple):
@@ -53,7 +52,7 @@ def unpack(payload: bytes) -> Message | None:
     sender = text[1 : 1 + length]
     if not sender.isascii():
         return None
-    return Message(text[0], sender, text[1 + length :])  # type: ignore[arg-type]  # one of the five
+    return Message(text[0], sender, text[1 + length :])  # type: ignore[arg-type]  # one of the four
 
 
 def woken(op: str) -> Message:

@@ -115,7 +115,7 @@ class Site:
             self.tracking.hear(touched)
 
     def hear_sound(self, trusted_until: float) -> None:
-        """Take note that the bus is alive."""
+        """Take note that all is heard in time: trust the bus until that instant."""
         self.memory.trust(trusted_until)
 
     def hear_nothing(self) -> None:

@@ -411,7 +411,7 @@ async def test_connection_that_is_out_of_step_is_not_used_again(
     await store.open()
     wire.on_request = answer_for_the_server
     with pytest.raises(UnexpectedReply):
-        await store.publish(b"hello")
+        await store.echo(b"hello")
     found = await find(store, key_of(namespace, "B"))
 
     assert found is not None

@@ -98,6 +98,13 @@ async def caught_up(guard: Guard, admin: Redis) -> None:
             await word._event.wait()
 
 
+async def echoed(guard: Guard) -> None:
+    """Let *guard* send itself an echo, and wait until it has heard it, and so whatever was said before."""
+    backplane = backplane_of(guard)
+    await backplane._send_echo()
+    await until(lambda: not backplane._echoes, "the echo")
+
+
 class Onlooker:
     """Hears what is published on a channel, in order and completely."""
 

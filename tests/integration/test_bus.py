@@ -13,6 +13,7 @@ from onlooker import (
     Tally,
     backplane_of,
     caught_up,
+    echoed,
     instance_of,
     is_up,
     tier_of,
@@ -339,12 +340,12 @@ async def test_unknown_message_flushes(message: bytes, make_guard: MakeGuard, ad
         assert is_up(guard)
 
 
-@pytest.mark.parametrize("message", [b"w", b"wmenu-7", b"h" + b"s" * 22, b"i" + b"s" * 22 + b"menu-8"])
+@pytest.mark.parametrize("message", [b"w", b"wmenu-7", b"i" + b"s" * 22 + b"menu-8"])
 @pytest.mark.usefixtures("no_beats")
 async def test_known_message_about_something_else_does_not_flush(
     message: bytes, make_guard: MakeGuard, admin: Redis, channel: str
 ) -> None:
-    """Wake-ups, heartbeats and others' ops leave what is remembered alone."""
+    """Wake-ups and others' ops leave what is remembered alone."""
     async with make_guard() as guard:
         await ask(guard, "old")
 
@@ -355,14 +356,14 @@ async def test_known_message_about_something_else_does_not_flush(
 
 
 @pytest.mark.usefixtures("no_beats")
-async def test_silence_flushes(make_guard: MakeGuard, admin: Redis) -> None:
-    """What was remembered is believed for three seconds after the last word, and no longer."""
+async def test_silence_flushes(make_guard: MakeGuard) -> None:
+    """What was remembered is believed for three seconds after the last echo, and no longer."""
     clock = ManualClock()
     async with make_guard(clock=clock) as guard:
         await ask(guard, "old")
         clock.advance(2.9)
         assert remembers(guard)
-        await caught_up(guard, admin)
+        await echoed(guard)
         clock.advance(2.9)
         assert remembers(guard)
         clock.advance(0.1)
@@ -374,15 +375,15 @@ async def test_silence_flushes(make_guard: MakeGuard, admin: Redis) -> None:
         clock.advance(0.1)
         assert not remembers(guard)
 
-        await caught_up(guard, admin)
+        await echoed(guard)
         await ask(guard, "new")
         clock.advance(2.9)
         assert remembers(guard)
 
 
 @pytest.mark.usefixtures("no_beats")
-async def test_load_across_a_silence_is_not_remembered(make_guard: MakeGuard, admin: Redis) -> None:
-    """A word after a long silence does not vouch for what was loaded in it."""
+async def test_load_across_a_silence_is_not_remembered(make_guard: MakeGuard) -> None:
+    """An echo after a long silence does not vouch for what was loaded in it."""
     clock = ManualClock()
     gate = Gate()
 
@@ -394,7 +395,7 @@ async def test_load_across_a_silence_is_not_remembered(make_guard: MakeGuard, ad
         call = asyncio.create_task(guard.fetch(OP, load, ttl=60, returns=str))
         await gate.arrivals(1)
         clock.advance(3)
-        await caught_up(guard, admin)
+        await echoed(guard)
         gate.open()
 
         assert await call == "old"
@@ -417,34 +418,56 @@ async def test_without_the_bus_memory_lasts_a_second(make_guard: MakeGuard, admi
 
 
 @pytest.mark.usefixtures("fast_beats")
-async def test_lone_guard_trusts_its_own_voice(make_guard: MakeGuard, admin: Redis, channel: str, said: Said) -> None:
-    """A guard that is alone speaks each second, hears itself, and that is proof enough that the bus works."""
-    async with make_guard() as guard, Onlooker(admin, channel) as onlooker:
+async def test_beats_are_heard_by_their_own_guard_alone(
+    make_guard: MakeGuard, admin: Redis, channel: str, said: Said
+) -> None:
+    """Each guard hears its own echo about once a second, trusts the bus by it, and tells others nothing."""
+    async with make_guard() as guard, make_guard() as other, Onlooker(admin, channel) as onlooker:
         seconds = seconds_of(guard)
         await ask(guard, "old")
+        await ask(other, "old")
         await until(lambda: len(seconds) == 12, "twelve seconds")
-        beats = await onlooker.said()
 
-        assert {f"h{instance_of(guard)}".encode()} == {beat[:23] for beat in beats}
-        assert 11 <= len(beats) <= 13
-        assert guard._site().memory.trusted_until > guard._clock()
-        assert remembers(guard)
+        assert [] == await onlooker.said()
+        assert all(each._site().memory.trusted_until > each._clock() for each in (guard, other))
+        assert all(remembers(each) for each in (guard, other))
     assert said() == []
 
 
-async def test_two_guards_beat_about_once_a_second_in_all(
-    make_guard: MakeGuard, admin: Redis, channel: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whoever has heard another's word says none, so that a fleet says no more than one guard, or little more."""
-    monkeypatch.setattr(_backplane, "_BEAT", 0.1)
-    async with make_guard() as first, make_guard() as second, Onlooker(admin, channel) as onlooker:
-        voices = {f"h{instance_of(guard)}".encode() for guard in (first, second)}
-        seconds = [seconds_of(first), seconds_of(second)]
-        await until(lambda: min(map(len, seconds)) >= 15, "fifteen seconds")
-        beats = await onlooker.said()
+@pytest.mark.usefixtures("no_beats")
+async def test_late_bus_is_not_trusted(redis_url: str, namespace: str, admin: Redis, channel: str) -> None:
+    """While a listener hears others' words, and its own echo late, memory is not believed for longer than that."""
+    clock = ManualClock()
+    store = Instrumented(redis_url)
+    async with Guard(lambda: store, namespace=namespace, clock=clock) as guard:
+        await ask(guard, "old")
+        await backplane_of(guard)._send_echo()
+        clock.advance(10)  # until it is heard: as if it had been on its way for so long
+        await admin.publish(channel, b"i" + b"s" * 22 + b"menu-8")
+        await caught_up(guard, admin)
 
-    assert {beat[:23] for beat in beats} <= voices
-    assert 0.8 < len(beats) / min(map(len, seconds)) < 1.6  # each for itself: 2
+        assert not remembers(guard)
+
+
+async def test_databases_have_a_bus_each(valkey: ValkeyServer) -> None:
+    """What is invalidated in one database is none of the business of a guard over another one, nor are loads."""
+    url = valkey.url.removesuffix("/0")
+    async with (
+        Redis(host="127.0.0.1", port=valkey.port) as admin,
+        Redis(host="127.0.0.1", port=valkey.port, db=1) as client,
+        Guard(f"{url}/0") as zero,
+        Guard(f"{url}/1") as one,
+        Guard(client) as other,
+    ):
+        channels = {channel for channel in await admin.pubsub_channels() if len(channel) < 22}  # type: ignore[no-untyped-call]
+        for guard in (zero, one, other):
+            await ask(guard, "old")
+        await one.invalidate(OP)
+        await until(lambda: not remembers(other), "the other of the same database to be told")
+        await caught_up(zero, admin)
+
+        assert remembers(zero)
+        assert {b"sg1:default:bus", b"sg1:default:bus:1"} == channels
 
 
 def seconds_of(guard: Guard) -> list[object]:

@@ -6,11 +6,10 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import pytest
-from onlooker import Tally, commands_run, instance_of, is_expecting, load_scripts, tier_of, until
+from onlooker import Tally, commands_run, is_expecting, load_scripts, tier_of, until
 from redis.asyncio import Redis
 
 from stampede_guard import Guard, _backplane, _course, _operation, coalesce
-from stampede_guard._messages import Message
 from stampede_guard.testing import Gate
 
 OP = "menu-7"
@@ -264,11 +263,9 @@ async def test_scripts_that_the_server_has_forgotten(meter: Meter, admin: Redis)
     assert (2, ["EVALSHA"] * 3) == second[:2]
 
 
-async def test_heartbeat(meter: Meter) -> None:
-    """A heartbeat is one command."""
-    message = Message("h", instance_of(meter.guard), "1.0")
-
-    cost = await meter.cost(lambda: tier_of(meter.guard).publish(message, _backplane._UNCOUNTED))
+async def test_echo(meter: Meter) -> None:
+    """An echo is one command."""
+    cost = await meter.cost(lambda: tier_of(meter.guard).echo(b"word", _backplane._UNCOUNTED))
 
     assert (1, ["PUBLISH"], {"publish": 1}) == cost
 

@@ -14,7 +14,7 @@ from stored import find, pool_of, put
 from demo_api.servers import valkey_server
 from stampede_guard import ConfigurationError, Guard
 from stampede_guard._messages import new_token
-from stampede_guard.stores import Refused, Stored, Verdict
+from stampede_guard.stores import Echo, Refused, Stored, Verdict
 from stampede_guard.stores.redis import RedisStore, redis_stores
 
 CANARY = "canary"
@@ -183,12 +183,12 @@ async def test_end_of_a_load_is_told_if_somebody_waits(ends: str, waiters: int, 
             await fill(store, key, token)
         else:
             await store.release(key, token, WORD)
-        await store.publish(b"last")
+        await store.echo(b"last")
         heard = [await subscription.next()]
-        while heard[-1] != b"last":
+        while heard[-1] != Echo(b"last"):
             heard.append(await subscription.next())
 
-    assert [WORD] * min(waiters, 1) + [b"last"] == heard
+    assert [WORD] * min(waiters, 1) + [Echo(b"last")] == heard
 
 
 async def test_mark_of_a_tag_stays_until_it_is_invalidated(store: RedisStore, key: str, tag: str) -> None:
@@ -359,7 +359,7 @@ async def use_store(url: str) -> None:
             await store.stored_by(f"{op}:v")
             await store.invalidate(op, 7, WORD)
             await store.invalidate_tag(mark, b"random", 60, WORD)
-            await store.publish(WORD)
+            await store.echo(WORD)
     finally:
         await store.aclose()
 

@@ -8,7 +8,7 @@ from leasing import LeasingDouble, Server, eventually
 from stampede_guard import _backplane
 from stampede_guard._backplane import Backplane
 from stampede_guard._messages import Message, woken
-from stampede_guard.stores import Touched
+from stampede_guard.stores import Echo, Touched
 from stampede_guard.stores._tier import Tier
 from stampede_guard.testing import ManualClock
 
@@ -67,6 +67,12 @@ class Ear:
         """Publish a message."""
         self.server.publish(Message(kind, sender, subject).pack())  # type: ignore[arg-type]
 
+    async def echo(self) -> None:
+        """Send an echo, and wait until it is heard."""
+        self.audience.heard.clear()
+        await self.backplane._send_echo()
+        await eventually(lambda: "sound" in self.audience.heard)
+
     async def heard(self, *news: str) -> None:
         """Wait until this, and nothing else, was heard since the last time, sounds aside."""
         await eventually(lambda: len(self.audience.news) >= len(news))
@@ -121,47 +127,94 @@ async def test_news_of_others(kind: str, subject: str, news: str, ear: Ear) -> N
 
 
 async def test_news_of_our_own(ear: Ear) -> None:
-    """What this guard said itself is known already; that it came back proves that the bus is alive."""
-    ear.clock.advance(2)
+    """What this guard said itself is known already."""
     for kind in "itc":
         ear.say(kind, "menu-7", HERE)
-    await eventually(lambda: len(ear.audience.heard) == 3)
-
-    assert ["sound"] * 3 == ear.audience.heard
-    assert ear.clock() + 3 == ear.audience.trusted_until
-
-
-async def test_our_own_heartbeat(ear: Ear) -> None:
-    """An echo proves that the bus was alive when the word was said, and not that it is now."""
-    said_at = ear.clock()
-    ear.clock.advance(2)
-    ear.say("h", repr(said_at), HERE)
-    await eventually(lambda: ear.audience.heard)
-
-    assert (["sound"], said_at + 3) == (ear.audience.heard, ear.audience.trusted_until)
-
-
-async def test_storm(ear: Ear, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where very much is said, what is heard may be old: after some messages only an echo of our own is trusted."""
-    monkeypatch.setattr(_backplane, "_STORM", 3)
-    for _ in range(4):
-        ear.clock.advance(0.1)
-        ear.say("i", "menu-7")
-        await ear.heard("op menu-7")
-    trusted_until = ear.audience.trusted_until
-    ear.say("h", repr(ear.clock()), HERE)
-    await eventually(lambda: ear.audience.heard)
-
-    assert ear.clock() - 0.2 + 3 == pytest.approx(trusted_until)  # the beginning was the first sound
-    assert ear.clock() + 3 == ear.audience.trusted_until
-
-
-async def test_heartbeat_is_a_sound(ear: Ear) -> None:
-    """A heartbeat says nothing, and is heard."""
-    ear.say("h", "7.5")
-    await eventually(lambda: ear.audience.heard)
+    await ear.echo()
 
     assert ["sound"] == ear.audience.heard
+
+
+async def test_echo(ear: Ear) -> None:
+    """An echo proves that everything was heard that was said before it was sent, and no more than that."""
+    sent_at = ear.clock()
+    ear.store.holds_echoes = True
+    await ear.backplane._send_echo()
+    ear.clock.advance(2)
+    ear.store.let_echoes_go()
+    await eventually(lambda: ear.audience.heard)
+
+    assert (["sound"], sent_at + 3) == (ear.audience.heard, ear.audience.trusted_until)
+
+
+async def test_late_bus(ear: Ear) -> None:
+    """Whatever others say, a bus on which all comes late earns no trust by it."""
+    trusted_until = ear.audience.trusted_until
+    ear.store.holds_echoes = True
+    for number in range(20):
+        await ear.backplane._send_echo()
+        ear.clock.advance(1)
+        ear.say("i", f"menu-{number}")
+        await ear.heard(f"op menu-{number}")
+        if number >= 10:  # as late as that
+            ear.store.let_echoes_go(1)
+    await eventually(lambda: all(inbox.queue.empty() for inbox in ear.store.inboxes))
+
+    assert trusted_until == ear.audience.trusted_until
+    assert len(ear.backplane._echoes) <= 3
+
+
+@pytest.mark.parametrize("word", [b"", b"inf", b"nan", b"1e300", b"9" * 400, b"x" * 22])
+async def test_forged_echo(word: bytes, ear: Ear) -> None:
+    """An echo that was not sent, a time that is far ahead for one, earns no trust."""
+    await ear.backplane._send_echo()
+    await eventually(lambda: ear.audience.heard)
+    ear.audience.heard.clear()
+    ear.server.inboxes[0].queue.put_nowait(Echo(word))
+    ear.say("i", "menu-7")
+
+    await ear.heard("op menu-7")
+    assert ear.clock() + 3 == ear.audience.trusted_until
+
+
+async def test_echo_that_comes_twice(ear: Ear) -> None:
+    """An echo is heard once; the second time it proves nothing that was not known."""
+    await ear.echo()
+    ear.clock.advance(1)
+    (word,) = ear.store.echoes
+    ear.server.inboxes[0].queue.put_nowait(Echo(word))
+    ear.say("i", "menu-7")
+
+    await eventually(lambda: len(ear.audience.heard) > 1)
+    assert ["sound", "op menu-7"] == ear.audience.heard
+
+
+async def test_echoes_that_overtake_each_other(ear: Ear) -> None:
+    """One that was sent before the last that was heard, and comes after it, takes no trust away."""
+    ear.store.holds_echoes = True
+    for _ in range(2):
+        await ear.backplane._send_echo()
+        ear.clock.advance(1)
+    for word in reversed(ear.store.echoes):
+        ear.server.inboxes[0].queue.put_nowait(Echo(word))
+    ear.say("i", "menu-7")
+    await ear.heard("op menu-7")
+
+    assert ear.clock() - 1 + 3 == ear.audience.trusted_until
+
+
+async def test_echo_of_the_last_subscription(ear: Ear) -> None:
+    """What was sent before a gap proves nothing after it."""
+    ear.store.holds_echoes = True
+    await ear.backplane._send_echo()
+    ear.server.cut()
+    await ear.heard("nothing", "everything")
+    ear.clock.advance(1)
+    ear.store.let_echoes_go()
+    ear.say("i", "menu-7")
+    await ear.heard("op menu-7")
+
+    assert ear.clock() - 1 + 3 == ear.audience.trusted_until
 
 
 @pytest.mark.parametrize("message", [b"", b"x" + b"t" * 22 + b"menu-7", b"garbage"])
@@ -225,6 +278,7 @@ async def woken_by(ear: Ear, say: Callable[[], None]) -> bool:
         await asyncio.sleep(0)
         ear.audience.heard.clear()
         say()
+        await ear.backplane._send_echo()  # which is heard after it
         await eventually(lambda: ear.audience.heard)
         for _ in range(5):
             await asyncio.sleep(0)
@@ -243,10 +297,8 @@ async def woken_by(ear: Ear, say: Callable[[], None]) -> bool:
         (False, Message("i", THERE, "menu-8")),
         (True, Message("t", THERE, "soups")),
         (True, Message("c", THERE, "")),
-        (False, Message("h", THERE, "")),
         (True, Message("i", HERE, "menu-7")),
         (True, Message("t", HERE, "soups")),
-        (False, Message("h", HERE, "1000.0")),
     ],
     ids=lambda value: value.kind + value.subject if isinstance(value, Message) else "",
 )
@@ -357,47 +409,32 @@ async def test_closing(ear: Ear) -> None:
     assert [] == ear.server.inboxes
 
 
-async def test_beats_while_nobody_speaks(fresh: Ear, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where nobody says a word, somebody says one, and hears it."""
+async def test_beats(fresh: Ear, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An echo is sent each second, and heard, whatever else is said; others are told nothing."""
     monkeypatch.setattr(_backplane, "_BEAT", 0.001)
     await fresh.backplane.open(10)
     fresh.audience.heard.clear()
     await eventually(lambda: len(fresh.audience.heard) >= 3)
 
-    assert [Message("h", HERE, repr(fresh.clock())).pack()] * 3 == fresh.server.published[:3]
     assert ["sound"] * 3 == fresh.audience.heard[:3]
-
-
-async def test_no_beats_while_others_speak(fresh: Ear, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who hears others need not say a word."""
-    monkeypatch.setattr(_backplane, "_BEAT", 0.0)
-    beats = 0
-
-    async def settle_all(_: object) -> None:
-        nonlocal beats
-        beats += 1
-        fresh.backplane._has_news = True  # as if another had spoken
-
-    monkeypatch.setattr(fresh.tier, "settle_all", settle_all)
-    await fresh.backplane.open(10)
-    await eventually(lambda: beats > 20)
-
+    assert len({*fresh.store.echoes}) >= 3
     assert [] == fresh.server.published
 
 
-async def test_beats_in_a_storm(fresh: Ear, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where very much is said, everybody says a word too, to hear its echo."""
+async def test_beats_go_on_while_the_store_is_told(fresh: Ear, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What waits for the store's confirmation, however much and for how long, keeps no echo back."""
     monkeypatch.setattr(_backplane, "_BEAT", 0.0)
-    monkeypatch.setattr(_backplane, "_STORM", 3)
+    hanging: list[asyncio.Future[None]] = []
 
     async def settle_all(_: object) -> None:
-        fresh.backplane._has_news = True  # as if others had spoken
-        fresh.backplane._heard = 4
+        hanging.append(asyncio.get_running_loop().create_future())
+        await hanging[-1]
 
     monkeypatch.setattr(fresh.tier, "settle_all", settle_all)
     await fresh.backplane.open(10)
+    await eventually(lambda: hanging and len(fresh.store.echoes) > 3)
 
-    await eventually(lambda: len(fresh.server.published) > 3)
+    assert 1 == len(hanging)
 
 
 async def test_another_primary(fresh: Ear, monkeypatch: pytest.MonkeyPatch, said: Said) -> None:
@@ -437,7 +474,7 @@ async def test_silence_of_a_bus_that_is_known_to_be_gone(
     monkeypatch.setattr(_backplane, "_TRUST", 0.0)
     await fresh.backplane.open(10)
     listener = fresh.backplane._tasks[0]
-    await eventually(lambda: fresh.store.asked.count("publish") > 20)
+    await eventually(lambda: fresh.store.asked.count("echo") > 20)
 
     assert listener is fresh.backplane._tasks[0]
     assert [WARNING.format("OSError")] == said()

@@ -9,7 +9,6 @@ from leasing import LeasingDouble, Server
 
 from stampede_guard._breaker import Breaker
 from stampede_guard._codec import fill_of, seal
-from stampede_guard._messages import Message
 from stampede_guard._stats import Counters
 from stampede_guard.stores import LOST_TOGETHER, Refused, Stored
 from stampede_guard.stores import _asking as asking_module
@@ -747,14 +746,14 @@ async def test_server_that_changes_while_it_confirms(fleet: Fleet) -> None:
     assert [] == fleet.tier.pending.all()
 
 
-async def test_publishing(fleet: Fleet) -> None:
-    """A word is said even when the breaker is open, and whether it was is told."""
+async def test_echo(fleet: Fleet) -> None:
+    """An echo is sent even when the breaker is open, and whether it was is told."""
     fleet.tier.asking.breaker("Leasing").trip("OSError")
-    said = [await fleet.tier.publish(Message("h", "h" * 22, ""), fleet.counters)]
+    said = [await fleet.tier.echo(b"word", fleet.counters)]
     fleet.store.error = OSError("down")
-    said.append(await fleet.tier.publish(Message("h", "h" * 22, ""), fleet.counters))
+    said.append(await fleet.tier.echo(b"word", fleet.counters))
 
-    assert ([True, False], [b"h" * 23]) == (said, fleet.server.published)
+    assert ([True, False], ["echo", "echo"]) == (said, fleet.store.asked)
 
 
 async def test_who_stored_it(fleet: Fleet) -> None:

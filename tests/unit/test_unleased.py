@@ -64,7 +64,7 @@ async def test_there_is_nothing_to_keep_up(store: Unleased, plain: FaultStore) -
 
     assert await store.renew(KEY, "t" * 22, 2)
     await store.release(KEY, "t" * 22, b"message")
-    await store.publish(b"message")
+    await store.echo(b"word")
     assert await store.glance(KEY, ()) is None
 
 

@@ -9,7 +9,18 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Literal, NamedTuple, Protocol
 
-__all__ = ("Begun", "Crowded", "LeasingStore", "Refused", "Store", "Stored", "Subscription", "Touched", "Verdict")
+__all__ = (
+    "Begun",
+    "Crowded",
+    "Echo",
+    "LeasingStore",
+    "Refused",
+    "Store",
+    "Stored",
+    "Subscription",
+    "Touched",
+    "Verdict",
+)
 
 
 class Refused(Exception):  # noqa: N818  # a verdict of the store, not a fault in it
@@ -90,10 +101,20 @@ class Touched(NamedTuple):
     keys: tuple[str, ...] | None
 
 
+class Echo(NamedTuple):
+    """What this store itself sent by `LeasingStore.echo`.
+
+    Attributes:
+        word: As it was given there.
+    """
+
+    word: bytes
+
+
 class Subscription(Protocol):
     """What comes in on the bus, from the moment at which it was opened."""
 
-    async def next(self) -> bytes | Touched:
+    async def next(self) -> bytes | Touched | Echo:
         """Return the next message; raises when one may have been lost."""
         ...
 
@@ -128,7 +149,7 @@ class LeasingStore(Protocol):
     """How many operations it can do at once; more have to queue."""
 
     channel: str
-    """Where `publish` and `listen` go; set by the tier before anything else."""
+    """Where messages are published and listened for; set by the tier before anything else."""
 
     capabilities: frozenset[str]
     """What it can: `"leases"`, `"backplane"`, `"tags"`, `"versions"`, `"tracking"`."""
@@ -223,8 +244,8 @@ class LeasingStore(Protocol):
     async def invalidate_tag(self, key: str, mark: bytes, life: float, message: bytes) -> None:
         """Make *mark* the tag's, for *life* seconds at least; publish *message*."""
 
-    async def publish(self, message: bytes) -> None:
-        """Publish *message*."""
+    async def echo(self, word: bytes) -> None:
+        """Let this store's own subscription, and no other, hear *word*, behind all that was published before."""
 
     async def stored_by(self, key: str) -> bytes:
         """Return the token of the flight that stored what stands under *key*, a whole one; nothing if there is none."""

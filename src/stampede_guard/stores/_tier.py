@@ -167,12 +167,11 @@ class Tier:
             if not all(await asyncio.gather(*(self.invalidate(each, counters) for each in batch))):
                 return  # there is no use in asking on
 
-    async def publish(self, message: Message, counters: Counters) -> bool:
-        """Say *message* on the bus, even when the breaker is open: that is how we find out that the store is back."""
+    async def echo(self, word: bytes, counters: Counters) -> bool:
+        """Send an echo, even when the breaker is open: that is how we find out that the store is back."""
         node = self.store.node_of(self.store.channel)
         try:
-            send = partial(self.store.publish, message.pack())
-            await self.asking.ask("publish", node, send, counters, is_forced=True)
+            await self.asking.ask("publish", node, partial(self.store.echo, word), counters, is_forced=True)
         except NoAnswer:
             return False
         return True

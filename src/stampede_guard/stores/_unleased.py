@@ -88,7 +88,7 @@ class Unleased:
         why = "it has no tags"
         raise Refused(why)
 
-    async def publish(self, message: bytes) -> None:
+    async def echo(self, word: bytes) -> None:
         """Do nothing: there is no bus."""
 
     async def stored_by(self, key: str) -> bytes:

@@ -18,9 +18,10 @@ except ImportError as error:  # pragma: no cover  # the test environment has red
     message = "a Redis store needs redis-py: pip install 'stampede-guard[redis]'"
     raise ImportError(message) from error
 
+from .._messages import new_token
 from .._policy import Duration, count, flag, seconds
 from ..errors import ConfigurationError
-from . import Begun, Refused, Subscription, Touched, Verdict, _scripts
+from . import Begun, Echo, Refused, Subscription, Touched, Verdict, _scripts
 from ._batch import Batches
 from ._client import describe
 from ._node import Command, Limits, Node, Redirected
@@ -88,12 +89,15 @@ class RedisStore:
         self._last = count("max_bytes", max_bytes) + _ROOM  # a longer value is cut, and therefore refused
         self._limits = limits
         self.concurrency = limits.max_connections * _TOGETHER
-        self.channel = ""
         tls = {} if ca_certs is None else {"ssl_ca_certs": ca_certs}
         described = servers if isinstance(servers, Servers) else describe(servers)
         if tracking and described.kind == "cluster":
             message = "tracking=True: a server of a cluster tells of its own keys alone; leave it out"
             raise ConfigurationError(message)
+        database = int(described.options.get("db") or 0)
+        self._suffix = f":{database}" if database else ""
+        self.channel = ""
+        self._echoes = new_token()
         self._topology = make_topology(described, limits, time.monotonic, **tls)
         self.has_replicas = self._topology.has_replicas
         self._batches: dict[Node, Batches] = {}
@@ -105,6 +109,11 @@ class RedisStore:
     def generation(self) -> int:
         """Rises when another server may have taken over."""
         return self._restarts + self._topology.generation
+
+    @property
+    def _bus(self) -> str:
+        """The channel, with the database's number behind it unless that is 0: channels belong to all databases."""
+        return self.channel + self._suffix
 
     def node_of(self, key: str) -> str:
         """Return the name of the server that has *key* now."""
@@ -231,7 +240,7 @@ class RedisStore:
     ) -> bool:
         """Run FILL."""
         lowest = "" if version is None else version
-        args = (token, envelope, _ms(life), lowest, _ms(_VERSION_LIFE), self.channel, message, int(tell_all))
+        args = (token, envelope, _ms(life), lowest, _ms(_VERSION_LIFE), self._bus, message, int(tell_all))
         reply = await self._run(Call(bytes, _scripts.FILL, _keys(key), args))
         return reply in (b"OK", b"DUP")
 
@@ -241,22 +250,22 @@ class RedisStore:
 
     async def release(self, key: str, token: str, message: bytes) -> None:
         """Run RELEASE."""
-        await self._run(Call(int, _scripts.RELEASE, (f"{key}:l",), (token, self.channel, message)))
+        await self._run(Call(int, _scripts.RELEASE, (f"{key}:l",), (token, self._bus, message)))
 
     async def invalidate(self, key: str, version: int | None, message: bytes) -> None:
         """Run INVALIDATE."""
         lowest = "" if version is None else version
-        await self._run(Call(int, _scripts.INVALIDATE, _keys(key), (lowest, _ms(_VERSION_LIFE), self.channel, message)))
+        await self._run(Call(int, _scripts.INVALIDATE, _keys(key), (lowest, _ms(_VERSION_LIFE), self._bus, message)))
 
     async def invalidate_tag(self, key: str, mark: bytes, life: float, message: bytes) -> None:
         """Run INVALIDATE_TAG."""
-        await self._run(Call(int, _scripts.INVALIDATE_TAG, (key,), (mark, _ms(life), self.channel, message)))
+        await self._run(Call(int, _scripts.INVALIDATE_TAG, (key,), (mark, _ms(life), self._bus, message)))
 
-    async def publish(self, message: bytes) -> None:
-        """Publish, in a cluster through another node than the one that is listened to: that they still talk is news."""
+    async def echo(self, word: bytes) -> None:
+        """Publish for ourselves, in a cluster through another node than the one that is listened to."""
         nodes = [self._topology.primary(f"{self.channel}-{number}") for number in range(_NODES)]
         node = next((each for each in nodes if each.name != self._ear), nodes[0])
-        for reply in await node.exchange((int, "PUBLISH", self.channel, message)):
+        for reply in await node.exchange((int, "PUBLISH", self._echo_channel, word)):
             if isinstance(reply, Refused):
                 raise reply
 
@@ -266,6 +275,10 @@ class RedisStore:
         if isinstance(token, Refused):
             raise token
         return bytes(token)
+
+    @property
+    def _echo_channel(self) -> str:
+        return f"{self._bus}:{self._echoes}"
 
     @asynccontextmanager
     async def listen(self) -> AsyncGenerator[Subscription]:
@@ -278,13 +291,13 @@ class RedisStore:
                 self._note_incarnation(node.name, await _incarnation(connection))
                 if self._tracks:
                     await _track(connection, f"sg1:{{{self.channel.split(':')[1]}:")
-                channels = (self.channel, _TOUCHED) if self._tracks else (self.channel,)
+                channels = (self._bus, self._echo_channel, *((_TOUCHED,) if self._tracks else ()))
                 await connection.send_packed_command(connection.pack_command("SUBSCRIBE", *channels))
                 for _ in channels:
                     confirmation = await connection.read_response()
                     if not isinstance(confirmation, list) or confirmation[0] != b"subscribe":
                         raise UnexpectedReply
-            yield _Subscription(connection)
+            yield _Subscription(connection, self._echo_channel.encode())
         finally:
             await connection.disconnect(nowait=True)
 
@@ -363,10 +376,11 @@ class RedisStore:
 class _Subscription:
     """The messages of one connection that has subscribed."""
 
-    def __init__(self, connection: Any) -> None:
+    def __init__(self, connection: Any, echoes: bytes) -> None:
         self._connection = connection
+        self._echoes = echoes
 
-    async def next(self) -> bytes | Touched:
+    async def next(self) -> bytes | Touched | Echo:
         """Return the next message.
 
         Raises:
@@ -377,6 +391,8 @@ class _Subscription:
         if not isinstance(reply, list) or reply[0] != b"message":
             raise UnexpectedReply
         _, channel, content = reply
+        if channel == self._echoes:
+            return Echo(bytes(content))
         if channel == _TOUCHED:
             return Touched(None if content is None else tuple(key.decode(errors="replace") for key in content))
         return bytes(content)
