@@ -6,6 +6,7 @@ When the outcome is unknown they are sent: one too many costs a load, one too fe
 """
 
 import asyncio
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Protocol, Self
 from weakref import WeakValueDictionary
@@ -61,6 +62,18 @@ class SendTag(Protocol):
         Raises:
             InvalidationPending: it was not acknowledged, and will be repeated.
         """
+        ...
+
+
+class Spelling(Protocol):
+    """What knows which ops and tags are meant."""
+
+    def spell_op(self, op: str, values: Mapping[str, object], /) -> str:
+        """Return the op that is meant."""
+        ...
+
+    def spell_tag(self, tag: str, values: Mapping[str, object], /) -> str:
+        """Return the tag that is meant."""
         ...
 
 
@@ -130,23 +143,30 @@ class AfterCommit:
         send_invalidation: SendInvalidation,
         send_tag: SendTag,
         lacks: frozenset[str] = frozenset(),
+        spelling: Spelling | None = None,
     ) -> None:
         self._connection = connection
         self._send_invalidation = send_invalidation
         self._send_tag = send_tag
         self._lacks = lacks  # what the store cannot do: refused in the block, not when all is committed
+        self._spelling = spelling  # of what callers spell out
         self._transaction: Transaction | None = None
         self._outer: Collected | None = None
         self._collected: Collected | None = None
 
-    def invalidate(self, op: str, version: int | None = None) -> None:
+    def invalidate(self, op: str, /, version: int | None = None, **values: object) -> None:
         """Note that *op* is to be invalidated; of several versions of one op the highest counts.
+
+        With *values*, *op* is a template, as for `Guard.invalidate`.
 
         Raises:
             ConfigurationError: the block is not entered, or has ended, or the store has no versions.
-            InvalidKey: *op* is not a string, or empty, or *version* not a whole number from 0 to 2⁵³ - 1.
+            InvalidKey: *op* is not a string, or empty, or *version* not a whole number from 0 to 2⁵³ - 1; or *op* is a
+                template, and *values* are not those of its placeholders.
         """
         collected = self._checked("op", op)
+        if self._spelling is not None:
+            op = self._spelling.spell_op(op, values)
         if version is not None:
             self._check_able("versions", op)
             try:
@@ -156,14 +176,18 @@ class AfterCommit:
                 raise InvalidKey(message) from None
         collected.add_op(self._send_invalidation, op, version)
 
-    def invalidate_tag(self, tag: str) -> None:
+    def invalidate_tag(self, tag: str, /, **values: object) -> None:
         """Note that everything that has the *tag* is to be invalidated.
+
+        With *values*, *tag* is a template, as for `Guard.invalidate_tag`.
 
         Raises:
             ConfigurationError: the block is not entered, or has ended, or the store has no tags.
-            InvalidKey: *tag* is not a string, or empty.
+            InvalidKey: *tag* is not a string, or empty, or a template whose placeholders are not *values*.
         """
         collected = self._checked("tag", tag)
+        if self._spelling is not None:
+            tag = self._spelling.spell_tag(tag, values)
         self._check_able("tags", tag)
         collected.add_tag(self._send_tag, tag)
 

@@ -11,11 +11,12 @@ from ._codec import Codec
 from ._entry import Entry
 from ._front import MISS, Callee, Front, Tally
 from ._guard import Guard
-from ._keys import BuildTags, KeySpec, compile_key, compile_tags, name_of
+from ._keys import KeySpec, compile_key, name_of
 from ._operation import NO_ANNOTATION, Operation, hand_out
 from ._policy import Options, Policy
 from ._scoreboard import Flight
 from ._source import as_tuple_and_dict, compile_like, forwarding, parameters_of, tuple_of
+from ._tags import BuildTags, compile_tags
 from .errors import ConfigurationError, InvalidKey, NotCoalescable
 
 P = ParamSpec("P")
@@ -75,7 +76,7 @@ class Coalesced(Callee, Generic[P, T]):
             codec=codec,
             annotation=getattr(function, "answers", None) or partial(return_annotation, function),
             vary=vary,
-            has_tags=self._build_tags is not None,
+            tags=tags,
         )
         self._call = _compile_call(function, spec, guard, self._operation, self._build_tags)
         guard.register(self, spec, self._operation)
@@ -135,7 +136,7 @@ class Coalesced(Callee, Generic[P, T]):
         if self._is_local or not (is_stored or self.guard.has_bus):
             await self.guard.forget(op)
         else:
-            await self.guard.invalidate(op)
+            await self.guard.invalidate_op(op)
 
     async def refresh(self, *args: P.args, **kwargs: P.kwargs) -> T:
         """Load now, replace what is cached, and return it; when the load fails, what was cached stays."""
@@ -145,7 +146,7 @@ class Coalesced(Callee, Generic[P, T]):
 
     def peek(self, *args: P.args, **kwargs: P.kwargs) -> Entry[T] | None:
         """Return this process's fresh entry, or `None`; loads nothing and waits for nothing."""
-        return self.guard.peek(self.key(*args, **kwargs))
+        return self.guard.peek_op(self.key(*args, **kwargs))
 
     async def bypass(self, *args: P.args, **kwargs: P.kwargs) -> T:
         """Run the function for this caller alone: nothing is read, shared or stored."""

@@ -26,7 +26,7 @@ from ._course import Course, CourseByStore
 from ._entry import Entry
 from ._epochs import Epochs
 from ._front import Front
-from ._keys import BuildTags, KeySpec, check_tags
+from ._keys import KeySpec
 from ._limiter import Limits
 from ._memory import Memory
 from ._messages import new_token
@@ -36,6 +36,7 @@ from ._registry import Registry
 from ._scoreboard import Flight, wait_all
 from ._site import Site, Sites
 from ._stats import Counters, Stats, total
+from ._tags import BuildTags, check_tags
 from .errors import ConfigurationError, GuardClosed, InvalidationPending, InvalidKey
 from .stores import LeasingStore, Store
 from .stores._pending import Invalidation
@@ -361,6 +362,8 @@ class Guard:
             self._check_able(f"{op}: version=", "versions")
         if tags:
             check_tags("fetch", tags)
+            for tag in tags:
+                self._registry.spell_tag(tag, {})
             self._check_able(f"{op}: tags={tags!r}", "tags")
         return await self.call(operation, op, load, (), {}, (lambda: tuple(tags)) if tags else None)
 
@@ -401,24 +404,30 @@ class Guard:
         answer: T = hand_out(await flight.wait(operation.policy.wait_timeout))
         return answer
 
-    async def invalidate(self, op: str, *, version: int | None = None, wait: bool = True) -> None:
+    async def invalidate(self, op: str, /, *, version: int | None = None, wait: bool = True, **values: object) -> None:
         """Forget *op*: in this process at once, before anything is awaited, then in the store and everywhere.
 
         Loads that began before, in whatever process, answer those who already wait, and are never stored.
         Cancelling this call does not stop the invalidation.
 
         Args:
-            op: The op id, as `.key(…)` of the decorated function returns it.
+            op: The op id, as `.key(…)` of the decorated function returns it; or a key template, with *values*.
             version: The version of what was written: values with lower ones are not stored any more, as a
                 database's replica may still return them.
             wait: Whether to wait for the store; if not, nothing is raised.
+            **values: Of the template's placeholders: `invalidate("menu-{menu_id}", menu_id=7)`.
 
         Raises:
             InvalidationPending: the store has not confirmed. Until it has, which this guard tries again and again,
                 this process neither reads nor stores the op there; others may see the old value for the
                 rest of its life.
             ConfigurationError: *version* is not a whole number from 0 to 2⁵³ - 1.
+            InvalidKey: *op* is a template, and *values* are not those of its placeholders.
         """
+        await self.invalidate_op(self._registry.spell_op(op, values), version=version, wait=wait)
+
+    async def invalidate_op(self, op: str, *, version: int | None = None, wait: bool = True) -> None:
+        """Do so for an op that was built, and not spelt out."""
         if version is not None:
             version_number(version)
             self._check_able(f"{op}: version={version!r}", "versions")
@@ -442,18 +451,25 @@ class Guard:
             message = f"{', '.join(pending)}: {_UNCONFIRMED}"
             raise InvalidationPending(message)
 
-    async def invalidate_tag(self, tag: str, *, wait: bool = True) -> None:
+    async def invalidate_tag(self, tag: str, /, *, wait: bool = True, **values: object) -> None:
         """Forget every op that has *tag*, everywhere; however many there are, that is one operation of the store.
 
         The rest is as for `invalidate`.
 
+        Args:
+            tag: The tag, which is the text that an f-string makes of the decorator's template; or that template,
+                with *values*.
+            wait: Whether to wait for the store.
+            **values: Of the template's placeholders: `invalidate_tag("restaurant:{restaurant_id}", restaurant_id=7)`.
+
         Raises:
             InvalidationPending: the store has not confirmed (see `invalidate`).
             ConfigurationError: the store has no tags.
+            InvalidKey: *tag* is not a string, or empty, or a template whose placeholders are not *values*.
         """
-        if not isinstance(tag, str) or not tag:
-            message = f"tag={tag!r}: a tag is a string, and not empty"
-            raise InvalidKey(message)
+        await self._invalidate_tag(self._registry.spell_tag(tag, values), wait=wait)
+
+    async def _invalidate_tag(self, tag: str, *, wait: bool) -> None:
         self._check_able(f"tag={tag!r}", "tags")
         self._epochs.bump_tag(tag)
         self._sites.tell(lambda each: each.forget_tagged(tag))
@@ -485,7 +501,7 @@ class Guard:
         """
         tier = self._site().tier
         lacks = frozenset[str]() if tier is None else frozenset({"tags", "versions"}) - tier.capabilities
-        return AfterCommit(connection, self.invalidate, self.invalidate_tag, lacks)
+        return AfterCommit(connection, self.invalidate_op, self._invalidate_tag, lacks, self._registry)
 
     @property
     def has_bus(self) -> bool:
@@ -527,8 +543,12 @@ class Guard:
         self._sites.tell(tell)
         return sent
 
-    def peek(self, op: str) -> Entry[Any] | None:
-        """Return this loop's fresh entry of *op* without loading, counting or waiting."""
+    def peek(self, op: str, /, **values: object) -> Entry[Any] | None:
+        """Return this loop's fresh entry of *op* without loading, counting or waiting; *values* as in `invalidate`."""
+        return self.peek_op(self._registry.spell_op(op, values))
+
+    def peek_op(self, op: str) -> Entry[Any] | None:
+        """Do so for an op that was built, and not spelt out."""
         held = self._site().memory.get(op)
         return None if held is None else Entry(hand_out(held.value), held.fresh_until)
 
@@ -587,7 +607,7 @@ class Guard:
     def _check_capabilities(self, tier: Tier) -> None:
         """Check that the store can do what the operations ask for."""
         for operation in self._registry.operations():
-            for name, is_asked in (("tags", operation.has_tags), ("versions", operation.policy.version is not None)):
+            for name, is_asked in (("tags", bool(operation.tags)), ("versions", operation.policy.version is not None)):
                 if is_asked and name not in tier.capabilities:
                     message = f"{operation.name}: {name} need a Redis store; this guard's {tier.store.name} has none"
                     raise ConfigurationError(message)

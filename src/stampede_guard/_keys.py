@@ -23,9 +23,6 @@ from ._template import Shape, Template, followed_by, may_meet
 from .errors import InvalidKey
 
 BuildKey = Callable[..., str]
-BuildTags = Callable[..., tuple[str, ...]]
-
-_TAGS = 16  # as many marks as there is room for in front of a value
 
 _KINDS = inspect.Parameter
 
@@ -139,41 +136,6 @@ def _arguments(
     if any(each.kind in (_KINDS.VAR_POSITIONAL, _KINDS.VAR_KEYWORD) for each in used):
         return None
     return tuple(each.name for each in used)
-
-
-def check_tags(who: str, tags: Sequence[str]) -> None:
-    """Check that *tags* are some, and not too many.
-
-    Raises:
-        InvalidKey: they are not.
-    """
-    if not isinstance(tags, list | tuple) or not all(isinstance(tag, str) and tag for tag in tags):
-        message = f"{who}: tags={tags!r}; give a tuple of strings, none of them empty"
-        raise InvalidKey(message)
-    if len(tags) > _TAGS:
-        message = f"{who}: {len(tags)} tags; give at most {_TAGS}"
-        raise InvalidKey(message)
-
-
-def compile_tags(function: Callable[..., Any], tags: Sequence[str]) -> BuildTags | None:
-    """Return how to build the tags of a call of *function*, or `None` if it has none.
-
-    Raises:
-        InvalidKey: a template is malformed, or names no parameter; or there are too many.
-    """
-    check_tags(name_of(function), tags)
-    if not tags:
-        return None
-    names = {parameter.name for parameter in parameters_of(function)}
-    bodies: list[str] = []
-    for tag in tags:
-        template = Template.parse(tag)
-        for name in sorted(template.names - names):
-            message = f"{name_of(function)}: the tag {tag!r} uses {name!r}, which is no parameter of it"
-            raise InvalidKey(message)
-        bodies.append(_template_body(template))
-    build: BuildTags = _builder(function, f"({''.join(f'f{body!r},' for body in bodies)})", {})
-    return build
 
 
 def _check_complete(function: Callable[..., Any], template: Template, left_out: set[str], names: list[str]) -> None:

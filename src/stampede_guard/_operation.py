@@ -45,7 +45,7 @@ class Operation:
         codec: Given by the user; otherwise the annotation decides.
         annotation: Returns the loader's return annotation; raises `NameError` while a name in it is not defined yet.
         vary: Context variables that are part of the key, and the only ones that the loader sees.
-        has_tags: Whether its answers are invalidated by tags too.
+        tags: Templates of the tags by which its answers are invalidated too.
 
     Attributes:
         lease_length: Seconds that the right to load lasts unless it is renewed: long enough not to be, most of the
@@ -60,12 +60,12 @@ class Operation:
         "_load_time",
         "_proven",
         "counters",
-        "has_tags",
         "is_batched",
         "lease_length",
         "longest_life",
         "name",
         "policy",
+        "tags",
         "vary",
     )
 
@@ -78,7 +78,7 @@ class Operation:
         codec: Codec | None = None,
         annotation: Callable[[], Any] = lambda: NO_ANNOTATION,
         vary: Sequence[ContextVar[Any]] = (),
-        has_tags: bool = False,
+        tags: Sequence[str] = (),
     ) -> None:
         if codec is not None and (isinstance(codec, type) or not isinstance(codec, Codec)):
             message = f"{name}: codec={codec!r}; give an object with encode(value) and decode(payload)"
@@ -87,7 +87,7 @@ class Operation:
         self.policy = policy
         self.counters = counters
         self.vary = tuple(vary)
-        self.has_tags = has_tags
+        self.tags = tuple(tags)
         self.is_batched = False  # its flights load in batches, and those are what is counted and limited
         self._codec = codec
         self._annotation = annotation

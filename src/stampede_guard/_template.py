@@ -7,9 +7,12 @@ produce the same op can be seen from their shapes.
 
 import re
 import string
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from keyword import iskeyword
-from typing import TypeAlias
+from operator import attrgetter
+from typing import Any, TypeAlias
 
 from .errors import InvalidKey
 
@@ -33,34 +36,39 @@ class Template:
 
     @classmethod
     def parse(cls, text: str) -> "Template":
-        """Parse *text*.
+        """Parse the template of a key.
 
         Raises:
             InvalidKey: it is not a template, or a placeholder touches a letter or another placeholder.
         """
-        parts: list[str] = []
-        try:
-            pieces = list(string.Formatter().parse(text))
-        except ValueError as error:
-            message = f"the key template {text!r} is malformed: {error}"
-            raise InvalidKey(message) from None
-        literal = ""
-        for before, expression, spec, conversion in pieces:
-            literal += before
-            if expression is None:
-                continue
-            if spec or conversion:
-                message = f"the key template {text!r} formats {{{expression}}}; values are written one way only"
-                raise InvalidKey(message)
-            if not all(name.isidentifier() and not iskeyword(name) for name in expression.split(".")):
-                message = f"the key template {text!r} has {{{expression}}}; give a parameter, or one of its attributes"
-                raise InvalidKey(message)
-            parts += [literal, expression]
-            literal = ""
-        parts.append(literal)
-        template = cls(text, tuple(parts))
+        template = cls(text, _parts_of(text, "key template"))
         template._check_fences()
         return template
+
+    @classmethod
+    def parse_tag(cls, text: str) -> "Template":
+        """Parse the template of a tag, in which placeholders may stand anywhere.
+
+        Raises:
+            InvalidKey: it is not a template.
+        """
+        return cls(text, _parts_of(text, "tag"))
+
+    def fill(self, values: Mapping[str, object], write: Callable[[Any], str]) -> str:
+        """Return the text with *values*, by the names of parameters, in the form that *write* gives each.
+
+        Raises:
+            InvalidKey: *values* are not those of the placeholders.
+        """
+        for name in sorted(self.names ^ values.keys()):
+            lack = "lacks the value of" if name in self.names else "has no"
+            message = f"{self.text!r} {lack} {{{name}}}: give the values of its placeholders, and no others"
+            raise InvalidKey(message)
+        pieces = list(self.parts)
+        for position in range(1, len(pieces), 2):
+            name, _, path = pieces[position].partition(".")
+            pieces[position] = write(attrgetter(path)(values[name]) if path else values[name])
+        return "".join(pieces)
 
     def _check_fences(self) -> None:
         if not self.text.strip() or re.search(r"[{}%]|\s", "".join(self.parts[::2])):
@@ -92,6 +100,34 @@ class Template:
         return tuple(shape)
 
 
+def _parts_of(text: str, kind: str) -> tuple[str, ...]:
+    """Return literals and expressions of a template by turns.
+
+    Raises:
+        InvalidKey: it is not a template.
+    """
+    parts: list[str] = []
+    try:
+        pieces = list(string.Formatter().parse(text))
+    except ValueError as error:
+        message = f"the {kind} {text!r} is malformed: {error}"
+        raise InvalidKey(message) from None
+    literal = ""
+    for before, expression, spec, conversion in pieces:
+        literal += before
+        if expression is None:
+            continue
+        if spec or conversion:
+            message = f"the {kind} {text!r} formats {{{expression}}}; values are written one way only"
+            raise InvalidKey(message)
+        if not all(name.isidentifier() and not iskeyword(name) for name in expression.split(".")):
+            message = f"the {kind} {text!r} has {{{expression}}}; give a parameter, or one of its attributes"
+            raise InvalidKey(message)
+        parts += [literal, expression]
+        literal = ""
+    return (*parts, literal)
+
+
 def followed_by(shape: Shape, separator: str) -> Shape:
     """Return *shape* with *separator* and another placeholder after it."""
     last = shape[-1]
@@ -109,3 +145,26 @@ def may_meet(mine: Shape, theirs: Shape) -> bool:
 
 def _is_word(part: str | None) -> bool:
     return part is None or not _SEPARATORS.fullmatch(part)
+
+
+@lru_cache(maxsize=1024)
+def _pattern_of(shape: Shape) -> re.Pattern[str]:
+    return re.compile("".join(r"[A-Za-z0-9_.~%]+" if part is None else re.escape(part) for part in shape))
+
+
+def is_of(shape: Shape, text: str) -> bool:
+    """Whether *text* is one that a template of *shape* makes."""
+    return _pattern_of(shape).fullmatch(text) is not None
+
+
+def resembles(shape: Shape, text: str) -> bool:
+    """Whether *text* could be one if values were not escaped: the literals are there, in order."""
+    if shape[0] is None:  # any text begins like this one
+        return False
+    position = 0
+    for literal in filter(None, shape):
+        found = text.find(literal, position)
+        if found < 0 or (position == 0 and found):
+            return False
+        position = found + len(literal)
+    return shape[-1] is None or text.endswith(shape[-1])

@@ -10,7 +10,7 @@ from weakref import ref
 import asyncpg
 import pytest
 
-from stampede_guard import ConfigurationError, InvalidKey
+from stampede_guard import ConfigurationError, Guard, InvalidKey, coalesce
 from stampede_guard import _after_commit as module
 from stampede_guard._after_commit import AfterCommit
 from stampede_guard.errors import InvalidationPending
@@ -162,6 +162,32 @@ async def test_each_is_sent_once_with_its_highest_version(connection: asyncpg.Co
         after.invalidate_tag("menus")
 
     assert [("menu-1", 7), ("menu-2", 0), "menus"] == sent.all
+
+
+async def test_templates_with_their_values(connection: asyncpg.Connection) -> None:
+    """In a block, ops and tags are spelt as for the guard: a template with its values, or the text itself."""
+    guard = Guard()
+
+    @coalesce("user-{email}", guard=guard, ttl=60, tags=("domain:{domain}",), ignore=("domain",))
+    async def load(email: str, domain: str) -> str:
+        return email
+
+    async def fill() -> None:
+        for number in range(3):
+            await load(f"ada+{number}@example.com", f"{number}.example.com")
+
+    await fill()
+    async with guard.after_commit(connection) as after:
+        after.invalidate("user-{email}", email="ada+0@example.com")
+        after.invalidate_tag("domain:{domain}", domain="1.example.com")
+        after.invalidate_tag("domain:2.example.com")
+        with pytest.raises(InvalidKey, match="is a template"):
+            after.invalidate("user-{email}")
+        with pytest.raises(InvalidKey, match="is a template"):
+            after.invalidate_tag("domain:{domain}")
+        assert all(load.peek(f"ada+{number}@example.com", "") is not None for number in range(3))
+
+    assert all(load.peek(f"ada+{number}@example.com", "") is None for number in range(3))
 
 
 async def test_nothing_noted_nothing_sent(connection: asyncpg.Connection, sent: Sent) -> None:

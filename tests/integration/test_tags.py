@@ -115,7 +115,7 @@ async def test_tags_from_templates(pair: Pair) -> None:
     assert await load(7, Mario.name) == "new"
 
 
-@pytest.mark.parametrize("tag", ["menü {x}", "t" * 5000, "with space", "menu-7", "\ud800", ":", "{", "~"])
+@pytest.mark.parametrize("tag", ["menü { x}", "t" * 5000, "with space", "menu-7", "\ud800", ":", "{", "~"])
 async def test_any_text_is_a_tag(tag: str, pair: Pair) -> None:
     """Whatever characters a tag has, and however many, it is itself; an op of the same name is something else."""
     first, second = pair

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from stampede_guard import InvalidKey
-from stampede_guard._keys import compile_key, compile_tags, name_of, parameters_of, receiver_of
+from stampede_guard._keys import compile_key, name_of, parameters_of, receiver_of
 
 HERE = __name__
 tenant: ContextVar[Any] = ContextVar("tenant", default="acme")
@@ -492,68 +492,3 @@ def test_parameters_of_a_wrapper() -> None:
     async def wrapper(*args: Any, **kwargs: Any) -> None: ...
 
     assert ["left", "right"] == [parameter.name for parameter in parameters_of(wrapper)]
-
-
-# ── Tags ─────────────────────────────────────────────────────────────────────────────────────────
-
-
-def tags_of(function: Callable[..., Any], tags: Any) -> Callable[..., tuple[str, ...]]:
-    """Return what builds the tags of calls of *function*."""
-    build = compile_tags(function, tags)
-    assert build is not None
-    return build
-
-
-@pytest.mark.parametrize("tags", [("restaurant:{item.number}", "menus"), ["restaurant:{item.number}", "menus"]])
-def test_tags(tags: Any) -> None:
-    """Tags are built like keys, each from its template, in order."""
-
-    class Item:
-        number = "1:2 "
-
-    assert ("restaurant:1%3A2%20", "menus") == tags_of(one, tags)(Item)
-
-
-def test_one_tag_is_a_tuple_too() -> None:
-    """A single tag is not mistaken for its characters."""
-    assert ("menus",) == tags_of(one, ("menus",))(7)
-
-
-def test_tags_of_a_call_with_defaults_and_keywords() -> None:
-    """However a call is written, it has the same tags."""
-    build = tags_of(two, ("left:{left}", "right:{right}"))
-
-    assert {("left:7", "right:right")} == {build(7), build(7, "right"), build(right="right", left=7)}
-
-
-@pytest.mark.parametrize("tags", [(), []])
-def test_no_tags(tags: Any) -> None:
-    """Without tags there is nothing to build."""
-    assert compile_tags(one, tags) is None
-
-
-@pytest.mark.parametrize("tags", ["menus", {"menus"}, None, (7,), ("menus", ""), (b"menus",)], ids=repr)
-def test_tags_of_a_wrong_type(tags: Any) -> None:
-    """Tags are a tuple or a list of strings with something in them; a string alone would be one tag per letter."""
-    with pytest.raises(InvalidKey, match=rf"^{HERE}\.one: tags=.*; give a tuple of strings, none of them empty$"):
-        compile_tags(one, tags)
-
-
-def test_too_many_tags() -> None:
-    """There are at most sixteen: each costs room and a look at each read."""
-    assert 16 == len(tags_of(one, [f"tag-{number}" for number in range(16)])(7))
-
-    with pytest.raises(InvalidKey, match=rf"^{HERE}\.one: 17 tags; give at most 16$"):
-        compile_tags(one, [f"tag-{number}" for number in range(17)])
-
-
-def test_unknown_name_in_a_tag() -> None:
-    """A tag over what is no parameter is refused when the function is decorated."""
-    with pytest.raises(InvalidKey, match=rf"^{HERE}\.one: the tag 'menu:{{menu}}' uses 'menu', which is no parameter"):
-        compile_tags(one, ("menu:{menu}",))
-
-
-def test_malformed_tag() -> None:
-    """A tag is checked like a key template."""
-    with pytest.raises(InvalidKey, match="needs a separator"):
-        compile_tags(one, ("menu{item}",))

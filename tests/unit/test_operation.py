@@ -300,7 +300,6 @@ def test_lease_length(length: float, loads: list[float]) -> None:
     assert pytest.approx(length) == subject.lease_length
 
 
-@pytest.mark.parametrize("has_tags", [True, False])
-def test_has_tags(has_tags: bool) -> None:  # noqa: FBT001
-    """An operation knows whether its answers have tags."""
-    assert has_tags == Operation("menus", Policy(), Counters(), has_tags=has_tags).has_tags
+def test_tags() -> None:
+    """An operation knows the templates of its tags."""
+    assert ("menus",) == Operation("menus", Policy(), Counters(), tags=["menus"]).tags
