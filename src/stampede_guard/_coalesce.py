@@ -5,7 +5,18 @@ from collections.abc import Callable, Coroutine, Sequence
 from contextvars import ContextVar
 from functools import partial, update_wrapper
 from types import MethodType, SimpleNamespace
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, Unpack, get_type_hints, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Generic,
+    ParamSpec,
+    Protocol,
+    TypeVar,
+    Unpack,
+    get_type_hints,
+    overload,
+)
 
 from ._codec import Codec
 from ._entry import Entry
@@ -22,7 +33,9 @@ from .errors import ConfigurationError, InvalidKey, NotCoalescable
 P = ParamSpec("P")
 Q = ParamSpec("Q")
 S = TypeVar("S")
+S_contra = TypeVar("S_contra", contravariant=True)
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 
 _ROOM = 8192  # calls that a function's front knows: a front with all keys would double what an entry costs
 
@@ -250,7 +263,7 @@ def _compile_call(
 class ClassLevel(Coalesced[Concatenate[type[S], Q], T], Generic[S, Q, T]):
     """A coalesced class method: `@coalesce` above `@classmethod`.
 
-    Type checkers look through `@classmethod`, and know it by its first parameter.
+    Type checkers look through `@classmethod`, and know it by its first parameter: see `OfClass`.
     """
 
     # A method taken from its class is left unbound; a class method is not, and that is all the difference.
@@ -263,6 +276,18 @@ class ClassLevel(Coalesced[Concatenate[type[S], Q], T], Generic[S, Q, T]):
         return self.bound_to(type(instance) if owner is None else owner)
 
 
+class OfClass(Protocol[S_contra, Q, T_co]):
+    """A function whose first parameter is called `cls`: what type checkers see of a class method.
+
+    The name has to tell, as it does at run time: by its type alone, `object`, `Any`, `Callable`, `Hashable` or a
+    `type[X]` could all be a class. What is called so is also a function like others, which pyright objects to.
+    """
+
+    def __call__(self, cls: type[S_contra], *args: Q.args, **kwargs: Q.kwargs) -> Coroutine[Any, Any, T_co]:
+        """Run it."""
+        ...
+
+
 class Decorator:
     """What `@coalesce(...)` with options returns."""
 
@@ -270,8 +295,8 @@ class Decorator:
         self._make = make
 
     @overload
-    def __call__(
-        self, function: Callable[Concatenate[type[S], Q], Coroutine[Any, Any, T]], /
+    def __call__(  # pyright: ignore[reportOverlappingOverload]  # see `OfClass`
+        self, function: OfClass[S, Q, T], /
     ) -> ClassLevel[S, Q, T]: ...
     @overload
     def __call__(self, function: Callable[P, Coroutine[Any, Any, T]], /) -> Coalesced[P, T]: ...
@@ -286,7 +311,9 @@ class Decorator:
 
 
 @overload
-def coalesce(function: Callable[Concatenate[type[S], Q], Coroutine[Any, Any, T]], /) -> ClassLevel[S, Q, T]: ...
+def coalesce(  # pyright: ignore[reportOverlappingOverload]  # see `OfClass`
+    function: OfClass[S, Q, T], /
+) -> ClassLevel[S, Q, T]: ...
 @overload
 def coalesce(function: Callable[P, Coroutine[Any, Any, T]], /) -> Coalesced[P, T]: ...
 @overload

@@ -6,11 +6,11 @@ A line that must not pass has a `type: ignore`, and both checkers are told to re
 # pyright: strict, reportUnnecessaryTypeIgnoreComment=true
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, assert_type
+from typing import Any, TypeVar, assert_type
 
 from asyncpg import Connection
 
@@ -31,6 +31,7 @@ from stampede_guard import (
 from stampede_guard.stores import Store
 from stampede_guard.testing import FaultStore, ManualClock
 
+T = TypeVar("T")
 tenant: ContextVar[str] = ContextVar("tenant")
 
 
@@ -149,6 +150,63 @@ def types_of_functions() -> None:
     """A coalesced function has a type that can be written down."""
     written: Coalesced[[int], Menu] = load_menu
     assert_type(written.key(7), str)
+
+
+# ── Functions whose first parameter could be a class ─────────────────────────────────────────────
+
+
+@coalesce
+async def of_object(key: object) -> Menu:
+    """Take whatever there is, a class among others."""
+    return Menu(hash(key))
+
+
+@coalesce("any-{key}", ttl=5)
+async def of_any(key: Any, scale: int = 1) -> Menu:
+    """Take anything, decorated with options."""
+    return Menu(hash(key) * scale)
+
+
+@coalesce
+async def of_callable(make: Callable[[], int]) -> Menu:
+    """Take a callable, as classes are."""
+    return Menu(make())
+
+
+@coalesce(ttl=5)
+async def of_hashable(key: Hashable) -> Menu:
+    """Take what has a hash, as classes have."""
+    return Menu(hash(key))
+
+
+@coalesce
+async def of_type(kind: type[Menu]) -> Menu:
+    """Take a class itself."""
+    return kind(7)
+
+
+@coalesce(ttl=5)
+async def of_generic_type(kind: type[T]) -> T:
+    """Take a class, and return an instance of it."""
+    return kind()
+
+
+async def calls_with_classes() -> None:
+    """A function that takes a class, or could, is a function."""
+    assert_type(await of_object(7), Menu)
+    assert_type(of_object.key(key=7), str)
+    assert_type(await of_any("x", 2), Menu)
+    assert_type(await of_any.refresh("x", scale=2), Menu)
+    assert_type(await of_callable(lambda: 7), Menu)
+    assert_type(await of_hashable((1, 2)), Menu)
+    assert_type(await of_type(Menu), Menu)
+    assert_type(await of_type.invalidate(kind=Menu), None)
+    assert_type(await of_generic_type(int), int)
+    written: Coalesced[[object], Menu] = of_object
+    assert_type(await written(7), Menu)
+    await of_hashable([7])  # type: ignore[arg-type]
+    await of_type(int)  # type: ignore[arg-type]
+    await of_type()  # type: ignore[call-arg]
 
 
 # ── Methods ──────────────────────────────────────────────────────────────────────────────────────
@@ -347,6 +405,9 @@ async def invalidations(connection: Connection) -> None:
     """Whatever is invalidated, nothing is returned; what is raised when it is not confirmed is the package's."""
     assert_type(await guard.invalidate("op-7", version=7, wait=False), None)
     assert_type(await guard.invalidate_tag("menus", wait=False), None)
+    assert_type(await guard.invalidate("menu-{menu_id}", menu_id=7, version=7), None)
+    assert_type(await guard.invalidate_tag("restaurant:{restaurant_id}", restaurant_id=7, wait=False), None)
+    assert_type(guard.peek("menu-{menu_id}", menu_id=7), Entry[Any] | None)
     assert_type(await guard.clear(wait=False), None)
     assert_type(guard.capabilities, frozenset[str])
     assert_type(load_by_tags.tags(7), tuple[str, ...])
@@ -354,6 +415,7 @@ async def invalidations(connection: Connection) -> None:
         async with guard.after_commit(connection) as after:
             after.invalidate(load_menu.key(7), version=7)
             after.invalidate_tag("menus")
+            after.invalidate_tag("restaurant:{restaurant_id}", restaurant_id=7)
             after.invalidate(7)  # type: ignore[arg-type]
     except InvalidationPending as error:
         caught: StampedeGuardError = error
