@@ -188,7 +188,7 @@ class Guard:
                     site.memory.show(front, shown, held)
                 return held.value
             shares = (self._enabled and self._rollout >= 1) or self._shares(op)
-            flight = site.board.flights.get(op) if shares else None  # 2; a site's are all of its loop
+            flight = site.joinable(op) if shares else None  # 2; a site's are all of its loop
             if flight is not None:
                 counters.joins += 1
                 if board_front is not None and flight.shown is None:
@@ -259,7 +259,7 @@ class Guard:
         is_refresh: bool,
     ) -> Flight[Any]:
         shares = self._shares(op)
-        flight = site.board.flights.get(op) if shares else None
+        flight = site.joinable(op) if shares else None
         if flight is not None and (flight.is_refresh or not is_refresh):
             operation.counters.joins += 1
             return flight
@@ -307,7 +307,7 @@ class Guard:
             course = glance = CourseByStore(self._sites, site, operation, load, epoch, is_private)
             tier = cast("Tier", site.tier)  # no l2_ttl without a store
             glance.lease = tier.lease(op, tags, operation.lease_length, operation.longest_life, operation.counters)
-        return site.board.launch(
+        flight = site.board.launch(
             op,
             course.fly,
             operation.counters,
@@ -318,6 +318,8 @@ class Guard:
             is_refresh=is_refresh,
             glance=glance,
         )
+        flight.joinable_until = site.memory.joinable_until()
+        return flight
 
     def _shares(self, op: str) -> bool:
         """Whether callers of *op* share flights: a stable choice, the same in every process."""
@@ -394,7 +396,7 @@ class Guard:
         """
         site = self._site()
         shares = self._shares(op)
-        flight = site.board.flights.get(op) if shares else None
+        flight = site.joinable(op) if shares else None
         if flight is not None and flight.is_refresh:
             operation.counters.joins += 1
         else:

@@ -159,6 +159,21 @@ class Memory:
         self.distrust()
         self.on_lapse()
 
+    def joinable_until(self) -> float:
+        """Return the instant up to which callers may join a load that begins now.
+
+        Without trust that is as long as its value would be kept: no message tells whether the load was overtaken.
+        """
+        return inf if self._longest == inf else self._clock() + self._longest
+
+    def believes(self, until: float) -> bool:
+        """Whether a load that may be joined up to the instant *until* may be joined now."""
+        now = self._clock()
+        if now >= self._era.trusted_until:
+            self._lapse()
+            return False
+        return now < until
+
     def trust(self, until: float) -> None:
         """Believe that invalidations reach us, until that instant."""
         if self._clock() >= self._era.trusted_until:  # a silence that nobody noticed

@@ -82,6 +82,7 @@ class Flight(Generic[T]):
         "is_over",
         "is_refresh",
         "is_urgent",
+        "joinable_until",
         "landed",
         "loop",
         "on_abandon",
@@ -108,6 +109,7 @@ class Flight(Generic[T]):
         self.is_held = False  # it waits for a load in another process
         self.on_rest: Callable[[], object] | None = None  # called once it is held, and once it is over
         self.tags: Sequence[str] = ()
+        self.joinable_until = inf  # instant of its memory's clock
         self.landed = False
         self.is_over = False  # its task has ended; a load that ignores its cancellation goes on after the landing
         self.board = board
@@ -229,7 +231,7 @@ class Flight(Generic[T]):
 
     def show(self) -> Held:
         """Return what fronts may know it by, as long as it can be joined."""
-        self.shown = Held(self, inf)
+        self.shown = Held(self, self.joinable_until)
         return self.shown
 
     def hide(self) -> None:

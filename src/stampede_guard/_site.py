@@ -8,7 +8,9 @@ weakly by its loop, and dies with it.
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from threading import Lock
+from typing import Any
 from weakref import WeakKeyDictionary, ref
 
 from ._backplane import Backplane
@@ -72,7 +74,8 @@ class Site:
         self.limits = limits
         self.depth = 0
         self.epochs = epochs
-        memory.on_lapse = epochs.bump_all
+        # Not a method: the memory must not keep its site alive.
+        memory.on_lapse = partial(_doubt_flights, epochs, self.board)
 
     def forget(self, op: str) -> None:
         """Drop *op* from memory, and let its next caller start afresh."""
@@ -120,8 +123,16 @@ class Site:
 
     def hear_nothing(self) -> None:
         """Take note that the bus is not."""
-        self.epochs.bump_all()
         self.memory.distrust()
+        _doubt_flights(self.epochs, self.board)
+
+    def joinable(self, op: str) -> Flight[Any] | None:
+        """Return the flight of *op* that a caller who comes now may join."""
+        flight = self.board.flights.get(op)
+        if flight is None or self.memory.believes(flight.joinable_until):
+            return flight
+        self.board.forget(op)
+        return None
 
     def send(self, announced: Invalidation) -> Flight[bool] | None:
         """Have the store invalidate what was announced; the flight tells whether it confirmed."""
@@ -133,6 +144,12 @@ class Site:
             return await tier.invalidate(announced, _UNCOUNTED)
 
         return self.board.launch(f"{announced.key} (invalidation)", carry_out, _UNCOUNTED, "finish", is_private=True)
+
+
+def _doubt_flights(epochs: Epochs, board: Scoreboard) -> None:
+    """Let loads under way be neither remembered nor joined: no message tells whether they were overtaken."""
+    epochs.bump_all()
+    board.forget_all()
 
 
 def _nobody() -> None:

@@ -10,7 +10,7 @@ from redis import Redis
 
 from demo_api.servers import HOST, ValkeyServer, valkey_server
 from demo_api.topologies import REPLICATION, Valkeys, ask, follows, valkey_replicated
-from stampede_guard import Guard
+from stampede_guard import Guard, coalesce
 from stampede_guard.stores import Refused
 from stampede_guard.stores._node import Limits
 from stampede_guard.stores._replicas import Group, Replicated, close_all
@@ -506,4 +506,18 @@ async def test_invalidated_lately_is_read_from_the_primary(shared: Valkeys, name
         answer = await guard.fetch("menu", load, l2_ttl=60, returns=bytes)
 
         assert (b"soup", 2) == (answer, guard.stats().loads)
+        assert reads_before == [reads(replica) for replica in shared.replicas]
+
+
+async def test_stored_lately_is_read_from_the_primary(shared: Valkeys, namespace: str) -> None:
+    """After a fill of its own a process asks no replica for the op: it may have the older value yet."""
+    async with Guard(shared.url, namespace=namespace) as guard:
+        menu = coalesce("menu", guard=guard, l2_ttl=60)(load)
+        await replicas_of(guard)
+        await menu()
+        await menu.refresh()
+        reads_before = [reads(replica) for replica in shared.replicas]
+        answers = [await menu() for _ in range(5)]
+
+        assert ([b"soup"] * 5, 2, 5) == (answers, guard.stats().loads, guard.stats().l2_hits)
         assert reads_before == [reads(replica) for replica in shared.replicas]

@@ -331,6 +331,56 @@ async def test_load_that_another_process_overtook(fleet: tuple[Process, Process]
     assert 1 == here.guard.stats().overtaken
 
 
+@pytest.mark.parametrize("how", ["cut", "silence"])
+async def test_load_from_before_the_bus_was_lost_is_not_joined(
+    how: str, fleet: tuple[Process, Process], load: Loader, server: Server, clock: ManualClock
+) -> None:
+    """When the bus is lost, a load that was up answers those who wait; newcomers may not join it."""
+    here, there = fleet
+    load.gate = Gate()
+    early = here.ask(load)
+    await load.gate.arrivals(1)
+    server.is_mute = True
+    if how == "cut":
+        for process in fleet:
+            process.store.deaf = ConnectionError("gone")
+        server.cut()
+        await eventually(lambda: not server.inboxes)
+    else:
+        clock.advance(3)
+    await there.guard.invalidate(OP)
+    late = here.ask(load)
+    await load.gate.arrivals(2)
+    load.gate.open()
+
+    assert ("soup 1", "soup 2") == (await early, await late)
+    assert "soup 2" == here.peek()
+
+
+async def test_load_without_a_bus_is_joined_for_a_second(
+    fleet: tuple[Process, Process], load: Loader, server: Server, clock: ManualClock
+) -> None:
+    """While the bus is lost a load is joined for as long as its value would be kept; then Redis says who loads."""
+    here, there = fleet
+    for process in fleet:
+        process.store.deaf = ConnectionError("gone")
+    server.cut()
+    await eventually(lambda: not server.inboxes)
+    load.gate = Gate()
+    calls = [here.ask(load)]
+    await load.gate.arrivals(1)
+    clock.advance(0.999)
+    calls.append(here.ask(load))
+    await eventually(lambda: here.guard.stats().joins == 1)
+    await there.guard.invalidate(OP)
+    clock.advance(0.001)
+    calls.append(here.ask(load))
+    await load.gate.arrivals(2)
+    load.gate.open()
+
+    assert ["soup 1", "soup 1", "soup 2"] == [await call for call in calls]
+
+
 async def test_refresh_reaches_every_process(fleet: tuple[Process, Process], load: Loader) -> None:
     """What one process refreshes, the others forget, and read anew."""
     here, there = fleet

@@ -481,6 +481,25 @@ async def test_replica_is_not_asked_for_what_was_invalidated_lately(what: str, b
     assert ["acquire", "glance", "acquire"] == beside.store.asked
 
 
+async def test_replica_is_not_asked_for_what_was_stored_lately(beside: Process, server: Server) -> None:
+    """For some seconds a replica may have the value that a fill has replaced; another process's is as good as ever."""
+    lease = beside.lease()
+    await lease.seize()
+    await fill(lease, b"new")
+    beside.store.replica = Verdict("hit", Stored(seal("menus:menu-7", b"old", THERE), 50))
+    at_once = await beside.lease().ask(as_it_is)
+    server.clock.advance(5)
+
+    assert (Found(b"new", b"new", 60), Found(b"old", b"old", 50)) == (at_once, await beside.lease().ask(as_it_is))
+
+
+async def test_without_replicas_fills_are_not_noted(here: Process) -> None:
+    """Where there are no replicas, nothing is remembered of what was stored."""
+    await fill(await here.owned())
+
+    assert not here.tier.recent.has_any((KEY,))
+
+
 # Keeping a lease up
 
 

@@ -250,7 +250,7 @@ async def test_forget_tagged() -> None:
         (lambda site: site.hear_tag_invalidated("salads"), ("ab", "ab", [True, True])),
         (lambda site: site.hear_cleared(), ("", "", [False, False])),
         (lambda site: site.hear_sound(1_003.0), ("ab", "ab", [True, True])),
-        (lambda site: site.hear_nothing(), ("", "ab", [False, False])),
+        (lambda site: site.hear_nothing(), ("", "", [False, False])),
     ],
     ids=["op", "unknown op", "tag", "unknown tag", "everything", "a sound", "nothing"],
 )
@@ -273,11 +273,39 @@ async def test_what_the_server_saw_is_nothing_without_tracking() -> None:
 
 
 async def test_silence_that_nobody_noticed() -> None:
-    """When memory finds that the bus has been silent for too long, loads under way may not be remembered either."""
+    """When memory finds that the bus was silent for too long, loads under way may be neither remembered nor joined."""
     menu = Menu()
     menu.site.hear_sound(1_003.0)
 
     menu.clock.advance(3)
     menu.memory.get("a")
 
-    assert ("", "ab", [False, False]) == await menu.left()
+    assert ("", "", [False, False]) == await menu.left()
+
+
+async def test_silence_that_a_join_notices() -> None:
+    """A caller who would join a load finds out that the trust is over, though memory was not asked for anything."""
+    menu = Menu()
+    menu.memory.clear()
+    menu.site.hear_sound(1_003.0)
+    before = menu.site.joinable("a") is menu.flights[0]
+
+    menu.clock.advance(3)
+    after = menu.site.joinable("a")
+
+    assert (True, None) == (before, after)
+    assert ("", "", [False, False]) == await menu.left()
+
+
+async def test_load_without_trust_is_joined_for_a_while() -> None:
+    """A load whose overtaking no message would tell of is joined for as long as its value would be kept."""
+    menu = Menu()
+    menu.flights[0].joinable_until = menu.clock() + 1
+
+    menu.clock.advance(0.999)
+    before = menu.site.joinable("a") is menu.flights[0]
+    menu.clock.advance(0.001)
+    after = menu.site.joinable("a")
+
+    assert (True, None) == (before, after)
+    assert ("ab", "b", [True, True]) == await menu.left()

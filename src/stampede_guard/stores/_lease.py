@@ -370,6 +370,8 @@ class Lease:
             return True
         self.is_owned = False
         self.stored_by = self._token.encode()
+        if tier.store.has_replicas:  # they may have the older value for a moment
+            tier.recent.note(self._key)
         return is_stored
 
     def let_go(self) -> None:

@@ -1,15 +1,15 @@
-"""What was invalidated lately: a replica may not have heard of it yet, so only the primary is asked."""
+"""What was invalidated or stored lately: a replica may lag behind, so only the primary is asked."""
 
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 
 _LAG = 5.0  # seconds; a replica that lags by more than one is not asked at all
-_LIMIT = 10_000
+_LIMIT = 65_536
 
 
 class Recent:
-    """Keys invalidated within the last seconds, bounded: when there are too many, all count as such.
+    """Keys invalidated or stored within the last seconds, bounded: when there are too many, all count as such.
 
     Args:
         clock: Monotonic seconds.
@@ -21,7 +21,7 @@ class Recent:
         self._all_until = -math.inf
 
     def note(self, key: str) -> None:
-        """Note that *key* was invalidated just now."""
+        """Note that *key* was invalidated or stored just now."""
         now = self._clock()
         if len(self._noted) >= _LIMIT:
             self.note_all()
@@ -36,6 +36,6 @@ class Recent:
         self._noted.clear()
 
     def has_any(self, keys: Iterable[str]) -> bool:
-        """Whether one of *keys* was invalidated lately."""
+        """Whether one of *keys* was invalidated or stored lately."""
         now = self._clock()
         return now < self._all_until or any(now < self._noted.get(key, 0.0) for key in keys)
