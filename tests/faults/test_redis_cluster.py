@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Iterator
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -59,16 +60,31 @@ def node_id(server: ValkeyServer) -> str:
     return found.decode()
 
 
-def assign(servers: Valkeys, slot: int, owner: ValkeyServer) -> None:
-    """Give *slot*, which is empty, to *owner*, in the order in which the new owner's claim is the newer one.
+def assign(servers: Valkeys, slot: int, owner: ValkeyServer, deadline: float = 15.0) -> None:
+    """Give *slot*, and none of its keys, to *owner*, in the order in which the new owner's claim is the newer one.
 
-    The other primaries are told; replicas hear of it by gossip.
+    A primary keeps a slot while it holds a key of it, be it another test's or a late one of a guard. So each is
+    emptied until it lets go. Primaries are told; replicas hear of it by gossip.
     """
-    name = node_id(owner)
+    name, give_up_at = node_id(owner), monotonic() + deadline
     before = next(line[2][2] for line in ask(owner, "CLUSTER", "SLOTS") if line[0] <= slot <= line[1])
     ask(owner, "CLUSTER", "SETSLOT", slot, "IMPORTING", before.decode())
     for server in (owner, *(each for each in servers.primaries if each is not owner)):
+        while not _takes(server, slot, name):
+            assert monotonic() < give_up_at, f"waited in vain for the keys of slot {slot} to be gone"
+
+
+def _takes(server: ValkeyServer, slot: int, name: str) -> bool:
+    """Empty *slot* at *server*, and tell it that the node of this *name* has it; return whether it agreed."""
+    for key in ask(server, "CLUSTER", "GETKEYSINSLOT", slot, 1_000):
+        ask(server, "DEL", key)
+    try:
         ask(server, "CLUSTER", "SETSLOT", slot, "NODE", name)
+    except redis.exceptions.ResponseError as error:
+        if "still hold keys" not in str(error):
+            raise
+        return False
+    return True
 
 
 async def give(servers: Valkeys, slot: int, owner: ValkeyServer) -> None:
