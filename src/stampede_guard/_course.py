@@ -71,7 +71,7 @@ class Course:
         operation = self._operation
         policy = operation.policy
         flight.start_clock(policy.load_timeout)
-        limiter = None if operation.is_batched else self._site.limits.of(operation, policy.max_loads)
+        limiter = None if operation.is_batched else self._site.limits.of(operation.name, policy.max_loads)
         if limiter is None:
             operation.counters.loads += not operation.is_batched
             value = await load()

@@ -279,7 +279,7 @@ class Guard:
 
         async def run(flight: Flight[T]) -> T:
             await is_ready
-            limiter = site.limits.of(operation, operation.policy.max_loads)
+            limiter = site.limits.of(operation.name, operation.policy.max_loads)
             async with nullcontext() if limiter is None else limiter.slot(flight):
                 operation.counters.loads += 1
                 return await load()
@@ -332,6 +332,7 @@ class Guard:
         op: str,
         load: Callable[[], Awaitable[T]],
         *,
+        name: str = "fetch",
         returns: Any = NO_ANNOTATION,
         codec: Codec | None = None,
         tags: Sequence[str] = (),
@@ -342,6 +343,7 @@ class Guard:
         Args:
             op: The op id: whatever the answer depends on has to be in it.
             load: Takes nothing and returns the answer.
+            name: What statistics call it, and what `max_loads` belongs to: calls under one name share one limit.
             returns: The answer's type, for a value that is stored or isolated.
             codec: Instead of *returns*.
             tags: What the answer is invalidated by, besides *op*.
@@ -350,7 +352,7 @@ class Guard:
 
         Raises:
             ConfigurationError: an option breaks its rule.
-            InvalidKey: *op* is not a string, or empty.
+            InvalidKey: *op* is not a string, or empty; or *tags* are no tags.
             StampedeGuardError: as for a decorated function.
         """
         if not isinstance(op, str) or not op:
@@ -359,7 +361,7 @@ class Guard:
         if not callable(load):
             message = f"{op}: give fetch a function that starts the load, as in `lambda: load(7)`, not {load!r}"
             raise ConfigurationError(message)
-        operation = self._fetching(options, returns, codec)
+        operation = self._fetching(name, options, returns, codec)
         if operation.policy.version is not None:
             self._check_able(f"{op}: version=", "versions")
         if tags:
@@ -369,22 +371,25 @@ class Guard:
             self._check_able(f"{op}: tags={tags!r}", "tags")
         return await self.call(operation, op, load, (), {}, (lambda: tuple(tags)) if tags else None)
 
-    def _fetching(self, options: Options, returns: Any, codec: Codec | None) -> Operation:
-        """Return the operation of `fetch` with these options, remembered from the last time."""
+    def _fetching(self, name: str, options: Options, returns: Any, codec: Codec | None) -> Operation:
+        """Return the operation of `fetch` under *name* with these options, remembered from the last time."""
         try:
-            known_as = (frozenset(options.items()), returns, codec)
+            known_as = (name, frozenset(options.items()), returns, codec)
             operation = self._fetches.get(known_as)
         except TypeError:  # a codec, say, that has no hash
-            return self._new_fetching(options, returns, codec)
+            return self._new_fetching(name, options, returns, codec)
         if operation is None:
-            operation = self._new_fetching(options, returns, codec)
+            operation = self._new_fetching(name, options, returns, codec)
             if len(self._fetches) >= _FETCHES:
                 self._fetches.clear()
             self._fetches[known_as] = operation
         return operation
 
-    def _new_fetching(self, options: Options, returns: Any, codec: Codec | None) -> Operation:
-        return self.add_operation("fetch", Policy.of(options), codec=codec, annotation=lambda: returns)
+    def _new_fetching(self, name: str, options: Options, returns: Any, codec: Codec | None) -> Operation:
+        if not isinstance(name, str) or not name:
+            message = f"name={name!r}: give a string that is not empty"
+            raise ConfigurationError(message)
+        return self.add_operation(name, Policy.of(options), codec=codec, annotation=lambda: returns)
 
     async def refresh(
         self, operation: Operation, op: str, load: Callable[[], Awaitable[T]], tags: Sequence[str] = ()

@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Protocol
-from weakref import WeakKeyDictionary
+from weakref import WeakValueDictionary
 
 
 class Queueing(Protocol):
@@ -37,7 +37,7 @@ class Limiter:
         wider: Another limiter, of which each load needs a slot too.
     """
 
-    __slots__ = ("_free", "_max_loads", "_queue", "wider")
+    __slots__ = ("__weakref__", "_free", "_max_loads", "_queue", "wider")
 
     def __init__(self, max_loads: int, wider: "Limiter | None" = None) -> None:
         self._max_loads = max_loads
@@ -92,23 +92,28 @@ class Limiter:
 
 
 class Limits:
-    """The limiters of one event loop: the guard's own, and one of each operation that has a limit.
+    """The limiters of one event loop: the guard's own, and one of each name that has a limit.
+
+    A limiter lives as long as a load has a slot of it, or queues for one: an idle one limits nothing.
 
     Args:
         max_loads: Of the guard; `None` sets no limit.
     """
 
-    __slots__ = ("_all", "_each")
+    __slots__ = ("_all", "_named")
 
     def __init__(self, max_loads: int | None = None) -> None:
         self._all = None if max_loads is None else Limiter(max_loads)
-        self._each: WeakKeyDictionary[object, Limiter] = WeakKeyDictionary()
+        self._named: WeakValueDictionary[tuple[str, int], Limiter] = WeakValueDictionary()
 
-    def of(self, operation: object, max_loads: int | None) -> Limiter | None:
-        """Return what limits the loads of *operation*, whose own limit is *max_loads*; `None` if nothing does."""
+    def of(self, name: str, max_loads: int | None) -> Limiter | None:
+        """Return what limits the loads under *name* to *max_loads*; `None` if nothing does.
+
+        It is found by both: of two numbers under one name, which `fetch` may be given, neither widens the other.
+        """
         if max_loads is None:
             return self._all
-        limiter = self._each.get(operation)
+        limiter = self._named.get((name, max_loads))
         if limiter is None:
-            limiter = self._each[operation] = Limiter(max_loads, self._all)
+            limiter = self._named[name, max_loads] = Limiter(max_loads, self._all)
         return limiter

@@ -15,6 +15,8 @@ from ._tags import placeholder_in, spell_tag
 from ._template import Shape, Template, is_of, resembles
 from .errors import InvalidKey
 
+_NAMES = 4096  # that are counted each for itself
+_OTHERS = "others"
 _BRACES = "{}"  # no template
 
 logger = logging.getLogger("stampede_guard")
@@ -38,8 +40,13 @@ class Registry:
         self._warned: set[str] = set()  # templates that ops were taken for
 
     def counters_of(self, name: str) -> Counters:
-        """Return the counters under *name*."""
-        return self.counters.setdefault(name, Counters())
+        """Return the counters under *name*; when there are very many names, those under "others"."""
+        known = self.counters.get(name)
+        if known is None:
+            if len(self.counters) >= _NAMES:  # as names made of values would be
+                name = _OTHERS
+            known = self.counters.setdefault(name, Counters())
+        return known
 
     def operations(self) -> Iterator[Operation]:
         """Yield the operations of all living functions."""

@@ -356,6 +356,57 @@ async def test_fetch_remembers_its_options(guard: Guard, load: Loader) -> None:
     assert {"fetch"} == set(guard.stats().operations)
 
 
+@pytest.mark.parametrize(
+    "differing",
+    [
+        pytest.param(lambda _: {"codec": Shout("!"), "isolate": True}, id="no hash"),
+        pytest.param(lambda _: {"version": lambda _: 7}, id="another function each time"),
+        pytest.param(lambda number: {"ttl": number + 1}, id="another number each time"),
+    ],
+)
+async def test_limit_of_fetch_belongs_to_its_name(differing: Callable[[int], dict[str, Any]], pause: Pause) -> None:
+    """However the other options differ, and whether they have a hash, calls under one name share one limit."""
+    guard, gate = Guard(), Gate()
+    running: dict[str, int] = {"menus": 0, "hours": 0}
+
+    async def load(name: str) -> str:
+        running[name] += 1
+        await gate.passage()
+        return name
+
+    calls = [
+        asyncio.ensure_future(
+            guard.fetch(f"{name}-{number}", partial(load, name), name=name, max_loads=2, **differing(number))
+        )
+        for number in range(5)
+        for name in ("menus", "hours")
+    ]
+    await pause()
+    assert {"menus": 2, "hours": 2} == running
+    gate.open()
+    assert len(calls) == len(await asyncio.gather(*calls))
+    assert {"menus": 5, "hours": 5} == {name: each.loads for name, each in guard.stats().operations.items()}
+
+
+@pytest.mark.parametrize("name", ["", 7, None, ["menus"]])
+async def test_fetch_checks_its_name(name: Any, guard: Guard, load: Loader) -> None:
+    """A name is a text, and not empty."""
+    with pytest.raises(ConfigurationError, match=r"^name=.*: give a string that is not empty$"):
+        await guard.fetch(OP, load, name=name)
+
+
+async def test_very_many_names_are_counted_together(load: Loader) -> None:
+    """Names made of values fill no memory: after some thousands, the others share their counters."""
+    guard = Guard()
+    for number in range(4_100):
+        guard._registry.counters_of(f"menu-{number}")
+    await guard.fetch(OP, load, name="late")
+    await guard.fetch("hours", load, name="later")
+
+    assert 4_097 == len(guard.stats().operations)
+    assert 2 == guard.stats().operations["others"].loads
+
+
 # invalidate and refresh against loads in flight
 
 

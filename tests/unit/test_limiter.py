@@ -523,13 +523,24 @@ async def test_let_out_of_the_second_queue_gives_back_the_first(pause: Pause) ->
 
 
 async def test_no_limit_is_no_limiter() -> None:
-    """Where nothing limits a load there is nothing to enter; an operation's limiter stays the same one."""
+    """Where nothing limits a load there is nothing to enter; the limiter of a name and number is the same one."""
     limits, limited = Limits(), Limits(3)
+    in_use = limits.of("menus", 2)
 
-    assert limits.of(object, None) is None
-    assert limited.of(object, None) is limited.of(list, None)
-    assert limits.of(object, 2) is limits.of(object, 2)
-    assert limits.of(object, 2) is not limits.of(list, 2)
+    assert limits.of("menus", None) is None
+    assert limited.of("menus", None) is limited.of("hours", None)
+    assert limits.of("menus", 2) is in_use
+    assert limits.of("menus", 3) is not in_use
+    assert limits.of("hours", 2) is not in_use
+
+
+async def test_idle_limiter_takes_no_room() -> None:
+    """A limiter that no load has a slot of, or queues for, is not kept: names may be made of values."""
+    limits = Limits(3)
+    for number in range(100):
+        limits.of(f"menus-{number}", 2)
+
+    assert not limits._named
 
 
 async def test_many_who_leave_the_queue_cost_little(pause: Pause) -> None:
