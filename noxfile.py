@@ -1,4 +1,4 @@
-"""The project's verbs: `nox -s demo`, `tests`, `lint`, `types`, `docs`, `bench`, `growth`, `faults`.
+"""The project's verbs: `nox -s demo`, `tests`, `lint`, `types`, `docs`, `bench`, `growth`, `faults`, `fuzz`, `asan`.
 
 A session runs on the Python that runs nox; `nox -s tests -P 3.12 3.13` runs it on others.
 """
@@ -72,6 +72,20 @@ def faults(session: nox.Session) -> None:
     session.run("python", "tests/cluster/wake_up.py")
     session.run("pytest", "-m", "long")
     session.run("pytest", "tests/faults/test_connections.py", "-k", "cancelled", env={"CANCELLATIONS": "20000"})
+
+
+@nox.session
+def fuzz(session: nox.Session) -> None:
+    """Take the same random steps in both forms of the hot path, C and Python, and compare; `-- --seconds 600`."""
+    session.install("-e", ".[dev]")
+    session.run("python", "tests/fuzz_forms.py", *session.posargs)
+
+
+@nox.session
+def asan(session: nox.Session) -> None:
+    """Run the unit tests with the compiled form under AddressSanitizer and UBSan: 6 minutes; needs gcc or clang."""
+    session.install("-e", ".[dev]")
+    session.run("python", "tests/asan.py", *session.posargs)
 
 
 @nox.session

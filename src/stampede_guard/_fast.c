@@ -1,7 +1,11 @@
 /* The compiled twin of the classes in _front.py, which say what they mean; the same tests run both.
 
    Nothing here decides anything new. What makes it fast: no Python frame for a hit, a dict look-up with the
-   argument itself, and a coarse clock. Where anything is unusual, the answer is MISS, and Python decides. */
+   argument itself, and a coarse clock. Where anything is unusual, the answer is MISS, and Python decides.
+
+   Python code may run inside any allocation of an object that is tracked (before 3.12 it may set off a collection),
+   any call, and any decrement of a count: it may drop a front, serve another era or kill an entry. So whatever is
+   used after one of these is owned, objects are consistent before one, and counts are decremented last. */
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -10,10 +14,16 @@
 #include <stddef.h>
 #include <time.h>
 
-#define FORM 2 /* as in _pure.py: raise both when what they offer changes */
+#define FORM 3 /* as in _pure.py: raise both when what they offer changes */
 
 static PyObject *miss;      /* what a front returns when it has no answer */
 static PyObject *monotonic; /* time.monotonic: the one clock that can be read without a call */
+
+static int takes_no_keywords(PyObject *kwargs, const char *name) {
+    if (kwargs == NULL || PyDict_GET_SIZE(kwargs) == 0) return 1;
+    PyErr_Format(PyExc_TypeError, "%s takes no keywords", name);
+    return 0;
+}
 
 /* Tally: the counter that a front counts up. */
 
@@ -57,17 +67,16 @@ static int held_clear(Held *self) {
 
 static void held_dealloc(Held *self) {
     PyObject_GC_UnTrack(self);
+    Py_TRASHCAN_BEGIN(self, held_dealloc) /* what is held may hold another, and so on */
     Py_CLEAR(self->value);
     PyObject_GC_Del(self);
+    Py_TRASHCAN_END
 }
 
 static PyObject *held_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     PyObject *value;
     double fresh_until;
-    if ((kwargs != NULL && PyDict_GET_SIZE(kwargs)) || !PyArg_ParseTuple(args, "Od:Held", &value, &fresh_until)) {
-        if (!PyErr_Occurred()) PyErr_SetString(PyExc_TypeError, "Held takes no keywords");
-        return NULL;
-    }
+    if (!takes_no_keywords(kwargs, "Held") || !PyArg_ParseTuple(args, "Od:Held", &value, &fresh_until)) return NULL;
     Held *self = PyObject_GC_New(Held, type);
     if (self == NULL) return NULL;
     Py_INCREF(value);
@@ -80,9 +89,9 @@ static PyObject *held_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) 
 
 static PyObject *held_kill(Held *self, PyObject *Py_UNUSED(ignored)) {
     PyObject *value = self->value;
+    self->fresh_until = -Py_HUGE_VAL;
     Py_INCREF(Py_None);
     self->value = Py_None;
-    self->fresh_until = -Py_HUGE_VAL;
     Py_XDECREF(value);
     Py_RETURN_NONE;
 }
@@ -128,8 +137,8 @@ static int era_traverse(Era *self, visitproc visit, void *arg) {
 }
 
 static int era_clear(Era *self) {
+    Py_CLEAR(self->loop); /* first: without a loop the clock is not asked */
     Py_CLEAR(self->clock);
-    Py_CLEAR(self->loop);
     return 0;
 }
 
@@ -141,7 +150,7 @@ static void era_dealloc(Era *self) {
 
 static PyObject *era_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     PyObject *clock, *loop;
-    if (!PyArg_ParseTuple(args, "OO:Era", &clock, &loop)) return NULL;
+    if (!takes_no_keywords(kwargs, "Era") || !PyArg_ParseTuple(args, "OO:Era", &clock, &loop)) return NULL;
     if (loop != Py_None && !PyWeakref_CheckRef(loop)) {
         PyErr_SetString(PyExc_TypeError, "loop: a weak reference, or None");
         return NULL;
@@ -201,7 +210,7 @@ static int era_now(Era *self, double *now) {
    generators set to methods of its own; asyncio.get_running_loop() asks the kernel for the process's id on 3.11. */
 static int era_runs_here(Era *self) {
     PyObject *hook = PyThreadState_Get()->async_gen_firstiter;
-    if (hook == NULL || self->loop == Py_None || !PyMethod_Check(hook)) return 0;
+    if (hook == NULL || self->loop == NULL || self->loop == Py_None || !PyMethod_Check(hook)) return 0;
     return ((PyWeakReference *)self->loop)->wr_object == PyMethod_GET_SELF(hook);
 }
 
@@ -238,36 +247,41 @@ static PyObject *front_key(PyObject *const *args, Py_ssize_t count) {
 }
 
 static PyObject *front_look(Front *self, PyObject *const *args, size_t nargsf, PyObject *kwnames) {
-    Py_ssize_t count = PyVectorcall_NARGS(nargsf);
-    Era *era = self->era;
-    if (era == NULL || !era_runs_here(era)) goto none;
-    PyObject *key = front_key(args, count);
+    if (kwnames != NULL && PyTuple_GET_SIZE(kwnames)) {
+        PyErr_SetString(PyExc_TypeError, "a front takes no keywords");
+        return NULL;
+    }
+    PyObject *key = front_key(args, PyVectorcall_NARGS(nargsf));
     if (key == NULL) {
         if (PyErr_Occurred()) return NULL;
         goto none;
     }
-    Held *held = (Held *)PyDict_GetItemWithError(self->table, key);
+    /* Not before there is a key, as making one may run anything; comparing plain ones runs nothing. */
+    Era *era = self->era;
+    Held *held = era == NULL ? NULL : (Held *)PyDict_GetItemWithError(self->table, key);
     Py_DECREF(key);
     if (held == NULL) {
         if (PyErr_Occurred()) return NULL;
         goto none;
     }
+    if (!era_runs_here(era)) goto none;
+    PyObject *table = self->table;
+    Py_INCREF(era); /* a clock written in Python may run anything */
+    Py_INCREF(table);
+    Py_INCREF(held);
     double now;
-    Py_INCREF(held); /* a clock written in Python may run anything */
-    Py_INCREF(era);
-    int is_known = era_now(era, &now), is_fresh = is_known && now < held->fresh_until && now < era->trusted_until;
-    Py_DECREF(era);
-    if (!is_fresh) {
-        Py_DECREF(held);
-        if (!is_known) return NULL;
-        goto none;
+    PyObject *answer = NULL;
+    if (era_now(era, &now)) {
+        int is_hit = now < held->fresh_until && now < era->trusted_until && held->value != NULL;
+        answer = is_hit ? held->value : miss;
+        Py_INCREF(answer);
+        held->used |= is_hit;
+        self->tally->l1_hits += is_hit;
     }
-    held->used = 1;
-    self->tally->l1_hits++;
-    PyObject *value = held->value;
-    Py_INCREF(value);
+    Py_DECREF(era); /* in the order of the reference: each may be the end of something that has a destructor */
+    Py_DECREF(table);
     Py_DECREF(held);
-    return value;
+    return answer;
 none:
     Py_INCREF(miss);
     return miss;
@@ -280,9 +294,8 @@ static int front_traverse(Front *self, visitproc visit, void *arg) {
     return 0;
 }
 
+/* The table and the tally stay, and clear themselves: a look must not find one of them missing. */
 static int front_clear(Front *self) {
-    Py_CLEAR(self->table);
-    Py_CLEAR(self->tally);
     Py_CLEAR(self->era);
     return 0;
 }
@@ -290,14 +303,16 @@ static int front_clear(Front *self) {
 static void front_dealloc(Front *self) {
     PyObject_GC_UnTrack(self);
     if (self->weakrefs != NULL) PyObject_ClearWeakRefs((PyObject *)self);
-    front_clear(self);
+    Py_CLEAR(self->era);
+    Py_CLEAR(self->table);
+    Py_CLEAR(self->tally);
     Py_TYPE(self)->tp_free((PyObject *)self);
 }
 
 static PyObject *front_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     PyObject *tally;
     Py_ssize_t room;
-    if (!PyArg_ParseTuple(args, "O!n:Front", &TallyType, &tally, &room)) return NULL;
+    if (!takes_no_keywords(kwargs, "Front") || !PyArg_ParseTuple(args, "O!n:Front", &TallyType, &tally, &room)) return NULL;
     Front *self = (Front *)type->tp_alloc(type, 0);
     if (self == NULL) return NULL;
     Py_INCREF(tally);
@@ -312,15 +327,12 @@ static PyObject *front_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     return (PyObject *)self;
 }
 
-static PyObject *front_serve(Front *self, PyObject *era) {
-    if (!PyObject_TypeCheck(era, &EraType)) {
-        PyErr_SetString(PyExc_TypeError, "era: an Era");
-        return NULL;
-    }
+/* Answer from *era*, or from nowhere if it is NULL. */
+static PyObject *front_turn_to(Front *self, PyObject *era) {
     PyObject *table = PyDict_New();
     if (table == NULL) return NULL;
     PyObject *old_table = self->table, *old_era = (PyObject *)self->era;
-    Py_INCREF(era);
+    Py_XINCREF(era);
     self->table = table; /* both at once: whatever a value's end runs must not find the one with the other */
     self->era = (Era *)era;
     Py_DECREF(old_table);
@@ -328,10 +340,16 @@ static PyObject *front_serve(Front *self, PyObject *era) {
     Py_RETURN_NONE;
 }
 
+static PyObject *front_serve(Front *self, PyObject *era) {
+    if (!PyObject_TypeCheck(era, &EraType)) {
+        PyErr_SetString(PyExc_TypeError, "era: an Era");
+        return NULL;
+    }
+    return front_turn_to(self, era);
+}
+
 static PyObject *front_drop(Front *self, PyObject *Py_UNUSED(ignored)) {
-    Py_CLEAR(self->era);
-    PyDict_Clear(self->table);
-    Py_RETURN_NONE;
+    return front_turn_to(self, NULL);
 }
 
 static PyObject *front_note(Front *self, PyObject *const *args, Py_ssize_t count) {
@@ -344,8 +362,14 @@ static PyObject *front_note(Front *self, PyObject *const *args, Py_ssize_t count
         if (PyErr_Occurred()) return NULL;
         Py_RETURN_NONE;
     }
-    if (PyDict_GET_SIZE(self->table) >= self->room) PyDict_Clear(self->table);
-    int failed = (PyObject *)self->era == args[2] && PyDict_SetItem(self->table, key, args[1]);
+    int failed = 0;
+    if ((PyObject *)self->era == args[2]) {
+        PyObject *table = self->table; /* that of this era, even if the values that go have another served */
+        Py_INCREF(table);
+        if (PyDict_GET_SIZE(table) >= self->room) PyDict_Clear(table);
+        failed = PyDict_SetItem(table, key, args[1]);
+        Py_DECREF(table);
+    }
     Py_DECREF(key);
     if (failed) return NULL;
     Py_RETURN_NONE;
@@ -397,15 +421,27 @@ typedef struct {
 } Callee;
 
 static PyObject *callee_call(Callee *self, PyObject *const *args, size_t nargsf, PyObject *kwnames) {
-    if (self->function == NULL) {
-        PyErr_SetString(PyExc_TypeError, "not callable yet");
+    PyObject *called = self->function;
+    if (called == NULL) {
+        PyErr_SetString(PyExc_AttributeError, "_call");
         return NULL;
     }
-    if (self->receiver == NULL) return PyObject_Vectorcall(self->function, args, nargsf, kwnames);
-    PyObject *method = PyMethod_New(self->function, self->receiver); /* it knows how to put its receiver in front */
-    if (method == NULL) return NULL;
-    PyObject *answer = PyObject_Vectorcall(method, args, nargsf, kwnames);
-    Py_DECREF(method);
+    int is_function = PyFunction_Check(called); /* which counts its depth itself; this may be one more of our kind */
+    Py_INCREF(called); /* what runs may set another */
+    if (self->receiver != NULL) {
+        PyObject *method = PyMethod_New(called, self->receiver); /* it knows how to put its receiver in front */
+        Py_DECREF(called);
+        if (method == NULL) return NULL;
+        called = method;
+    }
+    PyObject *answer = NULL;
+    if (is_function) {
+        answer = PyObject_Vectorcall(called, args, nargsf, kwnames);
+    } else if (!Py_EnterRecursiveCall(" while calling what a Callee holds")) {
+        answer = PyObject_Vectorcall(called, args, nargsf, kwnames);
+        Py_LeaveRecursiveCall();
+    }
+    Py_DECREF(called);
     return answer;
 }
 
@@ -423,8 +459,10 @@ static int callee_clear(Callee *self) {
 
 static void callee_dealloc(Callee *self) {
     PyObject_GC_UnTrack(self);
+    Py_TRASHCAN_BEGIN(self, callee_dealloc) /* as above */
     callee_clear(self);
     Py_TYPE(self)->tp_free((PyObject *)self);
+    Py_TRASHCAN_END
 }
 
 static PyObject *callee_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
@@ -436,10 +474,15 @@ static PyObject *callee_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
 static PyObject *callee_bound_to(Callee *self, PyObject *receiver) {
     Callee *bound = (Callee *)callee_new(Py_TYPE(self), NULL, NULL);
     if (bound == NULL) return NULL;
-    Py_XINCREF(self->function);
+    if (self->function == NULL) {
+        PyErr_SetString(PyExc_AttributeError, "_call");
+        Py_DECREF(bound);
+        return NULL;
+    }
+    Py_INCREF(self->function);
     bound->function = self->function;
-    Py_INCREF(receiver);
-    bound->receiver = receiver;
+    bound->receiver = receiver == Py_None ? NULL : receiver;
+    Py_XINCREF(bound->receiver);
     PyObject *dict = PyObject_GenericGetDict((PyObject *)self, NULL);
     if (dict == NULL || PyObject_GenericSetDict((PyObject *)bound, dict, NULL) < 0) {
         Py_XDECREF(dict);

@@ -32,15 +32,17 @@ class _Entries(FIFOCache[str, Held]):
         self.held: dict[str, Held] = {}
         self._tags: dict[str, Sequence[str]] = {}
         self._tagged: dict[str, set[str]] = {}
+        self._dead: list[Held] = []  # taken out, and not let go of before the books are right
 
     def add(self, op: str, held: Held, tags: Sequence[str]) -> None:
         """Keep *held*, in place of what was there, until it or one of its *tags* is invalidated."""
-        self.discard(op)
+        self._take_out(op)
         self[op] = self.held[op] = held
         if tags:
             self._tags[op] = tags = tuple(dict.fromkeys(tags))  # two templates may have come to one tag
             for tag in tags:
                 self._tagged.setdefault(tag, set()).add(op)
+        self._let_go()
 
     def tagged(self, tag: str) -> tuple[str, ...]:
         """Return the ops that have *tag*."""
@@ -48,6 +50,10 @@ class _Entries(FIFOCache[str, Held]):
 
     def discard(self, op: str) -> None:
         """Let *op* go, if it is there."""
+        self._take_out(op)
+        self._let_go()
+
+    def _take_out(self, op: str) -> None:
         if op in self.held:
             del self[op]
             self._bury(op)
@@ -65,12 +71,17 @@ class _Entries(FIFOCache[str, Held]):
         return op, held
 
     def _bury(self, op: str) -> None:
-        self.held.pop(op).kill()
+        self._dead.append(self.held.pop(op))
         for tag in self._tags.pop(op, ()):
             ops = self._tagged[tag]
             ops.discard(op)
             if not ops:
                 del self._tagged[tag]
+
+    def _let_go(self) -> None:
+        """Kill what was taken out: last, since the destructor of a value may read and write this very memory."""
+        while self._dead:
+            self._dead.pop().kill()
 
 
 class Memory:
@@ -201,6 +212,6 @@ def _is_over(era: Era) -> bool:
 
 
 def _drop_all(fronts: WeakSet[Front]) -> None:
-    for front in fronts:
+    for front in tuple(fronts):
+        fronts.discard(front)  # first: a destructor may have it serve again
         front.drop()
-    fronts.clear()

@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Callable
 from math import inf
-from types import MethodType
 from typing import Any, Self
 from weakref import ref
 
@@ -11,7 +10,7 @@ __all__ = ("MISS", "Callee", "Era", "Front", "Held", "Tally")
 
 MISS: Any = object()
 
-FORM = 2  # raised whenever what is here changes, here and in `_fast.c`: what was compiled before is of no use then
+FORM = 3  # raised whenever what is here changes, here and in `_fast.c`: what was compiled before is of no use then
 
 _PLAIN = frozenset({int, str, type(None)})  # equal ones of these classes are alike; 1, 1.0 and True are not
 
@@ -45,8 +44,8 @@ class Held:
 
     def kill(self) -> None:
         """Never be fresh again, and let go of the value: fronts may hold on to this for a while."""
+        self.fresh_until = -inf  # first: the value's destructor may look here
         self.value = None
-        self.fresh_until = -inf
 
 
 class Era:
@@ -60,7 +59,7 @@ class Era:
         trusted_until: Instant from which on nothing may be answered before memory has looked at it.
     """
 
-    __slots__ = ("__weakref__", "clock", "loop", "trusted_until")
+    __slots__ = ("clock", "loop", "trusted_until")
 
     def __init__(self, clock: Callable[[], float], loop: "ref[asyncio.AbstractEventLoop] | None", /) -> None:
         self.clock = clock
@@ -76,26 +75,31 @@ class Front:
         room: How many calls are known at most; then all are forgotten, and learnt anew.
     """
 
-    __slots__ = ("__weakref__", "_room", "_table", "_tally", "era")
+    __slots__ = ("__weakref__", "_room", "_serving", "_tally")
 
     def __init__(self, tally: Tally, room: int, /) -> None:
         self._tally = tally
         self._room = room
-        self._table: dict[Any, Held] = {}
-        self.era: Era | None = None
+        # One attribute for both: neither another thread nor a destructor finds the one with the other's successor.
+        self._serving: tuple[Era | None, dict[Any, Held]] = (None, {})
+
+    @property
+    def era(self) -> Era | None:
+        """What it answers from; `None` if from nowhere."""
+        return self._serving[0]
 
     def __call__(self, *args: Any) -> Any:
         """Return the answer to a call with these arguments, or `MISS`; only in a coroutine, since it may go stale."""
-        table, era, key = self._table, self.era, args[0] if len(args) == 1 else args  # see `serve` for their order
+        era, table = self._serving
+        key = args[0] if len(args) == 1 else args
         if era is None or not (key.__class__ in _PLAIN or (key is args and _is_plain(args))):
             return MISS
         held = table.get(key)
-        if held is None:
+        # Before the clock is asked, which may run anything.
+        if held is None or era.loop is None or era.loop() is not asyncio._get_running_loop():  # noqa: SLF001  # the documented one raises
             return MISS
         now = era.clock()
         if not now < held.fresh_until or not now < era.trusted_until:
-            return MISS
-        if era.loop is None or era.loop() is not asyncio._get_running_loop():  # noqa: SLF001  # the documented one raises
             return MISS
         held.used = True
         self._tally.l1_hits += 1
@@ -103,27 +107,25 @@ class Front:
 
     def serve(self, era: Era, /) -> None:
         """Answer from *era* from now on."""
-        self.drop()  # another thread that has the new table already sees no era with it
-        self.era = era
+        self._serving = era, {}
 
     def note(self, args: tuple[Any, ...], held: Held, era: Era, /) -> None:
         """Answer calls with *args* with what is *held*, if such calls can be told apart for sure.
 
         Unless *era*, which it is from, is not the one to answer from: another event loop's thread may have been faster.
         """
-        table = self._table
-        if self.era is era and _is_plain(args):
+        present, table = self._serving
+        if present is era and _is_plain(args):
             if len(table) >= self._room:
                 table.clear()
             table[args[0] if len(args) == 1 else args] = held
 
     def drop(self) -> None:
         """Know nothing, and answer from nowhere."""
-        self.era = None
-        self._table = {}
+        self._serving = None, {}
 
     def __len__(self) -> int:
-        return len(self._table)
+        return len(self._serving[1])
 
 
 class Callee:
@@ -144,8 +146,10 @@ class Callee:
         return made
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the function."""
-        return self._call(*args, **kwargs)
+        """Call the function, with what this is bound to in front."""
+        if self._receiver is None:
+            return self._call(*args, **kwargs)
+        return self._call(self._receiver, *args, **kwargs)
 
     def __get__(self, instance: object | None, owner: type | None = None) -> Any:
         """Bind to *instance*; what is bound stays so."""
@@ -155,7 +159,7 @@ class Callee:
         """Return the same with *receiver* as its first argument."""
         bound = object.__new__(type(self))
         bound.__dict__ = self.__dict__  # type: ignore[misc]  # its classes have one
-        bound._call = MethodType(self._call, receiver)
+        bound._call = self._call
         bound._receiver = receiver
         return bound
 

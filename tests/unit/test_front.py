@@ -7,13 +7,14 @@ import linecache
 import sys
 import time
 import traceback
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from importlib import import_module
 from importlib.util import find_spec, module_from_spec
 from types import ModuleType
 from typing import Any
 from weakref import ref
 
+import fuzz_forms
 import pytest
 
 from stampede_guard import Guard, GuardClosed, coalesce
@@ -274,6 +275,205 @@ async def test_clock_that_ends_the_era(form: ModuleType, tally: Any) -> None:
 
     assert "soup" == front(7)
     assert form.MISS is front(7)
+
+
+class Ending:
+    """A value whose end does something."""
+
+    def __init__(self, do: Callable[[], object]) -> None:
+        self._do = do
+
+    def __del__(self) -> None:
+        self._do()
+
+
+@pytest.fixture
+def bursting() -> Iterator[Callable[[Callable[[], object]], None]]:
+    """Return what makes garbage that does something when it is collected, which the next allocation sets off."""
+    was, thresholds = gc.isenabled(), gc.get_threshold()
+
+    def burst(do: Callable[[], object]) -> None:
+        gc.disable()
+        gc.set_threshold(1)
+        garbage = [Ending(do)]
+        garbage.append(garbage)  # type: ignore[arg-type]
+        spare = [[] for _ in range(100)]  # more than the threshold
+        del garbage, spare
+        gc.enable()
+
+    yield burst
+    gc.set_threshold(*thresholds)
+    if not was:
+        gc.disable()
+
+
+async def test_entry_is_dead_before_its_value_is(form: ModuleType, front: Any, clock: ManualClock) -> None:
+    """A destructor that looks at the entry it was held by, through the front or not, finds it dead."""
+    seen: list[Any] = []
+    held: list[Any] = []
+    held.append(form.Held(Ending(lambda: seen.append((held[0].fresh_until, held[0].value, front(7)))), clock() + 5))
+    front.note((7,), held[0], front.era)
+
+    held[0].kill()
+
+    assert [(float("-inf"), None, form.MISS)] == [(until, value, answer) for until, value, answer in seen]
+
+
+async def test_look_whose_key_sets_off_a_collection(
+    form: ModuleType, front: Any, clock: ManualClock, bursting: Callable[[Callable[[], object]], None]
+) -> None:
+    """A front that gets another era while it makes a key, by a destructor, still answers from one that is there."""
+    args, loop = tuple(range(30)), ref(asyncio.get_running_loop())  # a tuple so long is always allocated anew
+    salad = form.Held("salad", clock() + 5)
+    front.serve(form.Era(clock, loop))
+    front.note(args, form.Held("soup", clock() + 5), front.era)
+
+    def change() -> None:
+        front.serve(form.Era(clock, loop))
+        front.note(args, salad, front.era)
+
+    bursting(change)
+    answer = front(*args)
+
+    assert answer in {"soup", "salad"}
+    gc.collect()
+    assert "salad" == front(*args)
+
+
+async def test_note_whose_room_is_made_by_a_destructor(form: ModuleType, front: Any, clock: ManualClock) -> None:
+    """Where forgetting the old answers has another era served, the new answer, which is not from that, is not noted."""
+    soup, era = form.Held("soup", clock() + 5), front.era
+    other = form.Era(clock, ref(asyncio.get_running_loop()))
+    for number in range(3):
+        front.note((number,), form.Held(Ending(lambda: front.serve(other)), clock() + 5), era)
+
+    front.note((7,), soup, era)
+
+    assert other is front.era
+    assert (form.MISS, 0) == (front(7), len(front))
+
+
+async def test_drop_whose_values_have_it_serve_again(form: ModuleType, front: Any, clock: ManualClock) -> None:
+    """What a destructor notes while the front is dropped belongs to the era that it has the front serve."""
+    soup = form.Held("soup", clock() + 5)
+    other = form.Era(clock, ref(asyncio.get_running_loop()))
+
+    def serve_again() -> None:
+        front.serve(other)
+        front.note((9,), soup, other)
+
+    front.note((7,), form.Held(Ending(serve_again), clock() + 5), front.era)
+    front.drop()
+
+    assert (other, "soup", form.MISS) == (front.era, front(9), front(7))
+
+
+async def test_clock_of_a_loop_that_does_not_run_is_not_asked(form: ModuleType, tally: Any, soup: Any) -> None:
+    """Outside of its loop a front asks no clock, and so cannot fail by it."""
+    asked: list[None] = []
+
+    class Clock:
+        def __call__(self) -> float:
+            asked.append(None)
+            raise OSError
+
+    front = form.Front(tally, 3)
+    front.serve(form.Era(Clock(), None))
+    front.note((7,), soup, front.era)
+
+    assert form.MISS is front(7)
+    assert [] == asked
+
+
+async def test_keywords_are_refused(form: ModuleType, front: Any, tally: Any) -> None:
+    """The compiled form takes what the reference takes, by position alone."""
+    calls = (
+        lambda: front(7, menu_id=7),
+        lambda: form.Held(value=7, fresh_until=1.0),
+        lambda: form.Era(time.monotonic, loop=None),
+        lambda: form.Front(tally, room=3),
+        lambda: form.Era(time.monotonic),
+        lambda: form.Front(tally),
+        lambda: form.Held("soup"),
+    )
+
+    for call in calls:
+        with pytest.raises(TypeError):
+            call()
+
+
+def test_values_within_values_are_let_go(form: ModuleType) -> None:
+    """A chain of entries, or of callees, is let go of however long it is."""
+    held, callee = form.Held(None, 0.0), form.Callee()
+    for _ in range(50_000):
+        held = form.Held(held, 0.0)
+        outer = form.Callee()
+        outer._call = callee
+        callee = outer
+    gone = ref(Ending(bool))
+
+    del held, callee, outer
+    gc.collect()
+
+    assert gone() is None
+
+
+def test_callee_that_calls_itself(form: ModuleType) -> None:
+    """A circle of callees is a `RecursionError`, as any other."""
+    callee = form.Callee()
+    callee._call = callee
+
+    with pytest.raises(RecursionError):
+        callee()
+    del callee._call  # or it holds itself
+
+
+def test_callee_whose_function_is_replaced_while_it_runs(form: ModuleType) -> None:
+    """What is being called stays, although another takes its place meanwhile."""
+    callee = form.Callee()
+
+    class Replacing:
+        def __init__(self) -> None:
+            self.name = "first"
+
+        def __call__(self) -> str:
+            callee._call = lambda: "second"
+            gc.collect()
+            return self.name
+
+    callee._call = Replacing()
+
+    assert ("first", "second") == (callee(), callee())
+
+
+def test_bound_anew(form: ModuleType) -> None:
+    """A bound one that is bound again has the new receiver in place of the old; bound to `None` it is free."""
+
+    class Named(form.Callee):  # type: ignore[name-defined,misc]
+        pass
+
+    named = Named()
+    with pytest.raises(AttributeError):
+        named.bound_to(1)
+    named._call = lambda *args: args
+    bound = named.bound_to(1)
+
+    assert ((1, 7), (2, 7), (7,)) == (bound(7), bound.bound_to(2)(7), bound.bound_to(None)(7))
+
+
+async def test_both_forms_agree_in_all_that_can_be_seen() -> None:
+    """Random steps of any kind, with destructors and clocks that take steps of their own, end alike in both forms."""
+    fast = pytest.importorskip("stampede_guard._fast", reason="the compiled part was not built")
+
+    assert [] == [parted for seed in range(40) if (parted := fuzz_forms.difference(fast, seed)) is not None]
+
+
+async def test_compiled_form_under_constant_collection() -> None:
+    """The compiled form survives a garbage collection at nearly each of its allocations."""
+    fast = pytest.importorskip("stampede_guard._fast", reason="the compiled part was not built")
+
+    for seed in range(20):
+        fuzz_forms.collecting(fast, seed)
 
 
 def test_callee_whose_class_says_how_it_is_called(form: ModuleType) -> None:

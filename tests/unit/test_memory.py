@@ -1,3 +1,5 @@
+from collections.abc import Callable
+
 import pytest
 
 from stampede_guard._memory import Memory
@@ -276,3 +278,52 @@ def test_contains(memory: Memory) -> None:
     memory.put("a", "soup", 5)
 
     assert [True, False] == ["a" in memory, "b" in memory]
+
+
+# Destructors of values that use the memory
+
+
+class Ending:
+    """A value whose end does something."""
+
+    def __init__(self, do: Callable[[], object]) -> None:
+        self._do = do
+
+    def __del__(self) -> None:
+        self._do()
+
+
+@pytest.mark.parametrize("way", ["drop", "put", "expiry", "eviction", "tag"])
+def test_destructor_that_puts_again(way: str, memory: Memory, clock: ManualClock) -> None:
+    """What the destructor of a value puts under its op is an entry like any other: its tag and its room are right."""
+    memory.put("a", Ending(lambda: memory.put("a", "salad", 60, ["green"])), 5, ["menus"])
+    if way == "drop":
+        memory.drop("a")
+    elif way == "put":
+        memory.put("a", "soup", 60, ["menus"])
+    elif way == "expiry":
+        clock.advance(5)
+        memory.get("a")
+    elif way == "tag":
+        memory.drop_tagged("menus")
+    else:
+        for op in "bcd":
+            memory.put(op, "soup", 60)
+
+    entry = memory.get("a")
+    assert entry is not None
+    assert "salad" == entry.value
+    memory.drop_tagged("menus")
+    assert "a" in memory
+    memory.drop_tagged("green")
+    assert "a" not in memory
+    assert len(memory) <= 3
+
+
+def test_destructor_that_empties_memory(memory: Memory) -> None:
+    """A value that empties memory when it goes, to make room for another, takes that with it, and no error comes."""
+    memory.put("a", Ending(memory.clear), 60)
+
+    memory.put("a", "soup", 60)
+
+    assert (0, "") == (len(memory), ops_in(memory))
