@@ -17,9 +17,9 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, cast
 
-from ._canonical import canonical, class_name, identity, text_of
+from ._canonical import canonical, class_name, identity, qualified_name, text_of
 from ._source import compile_like, forwarding, parameters_of
-from ._template import Shape, Template, followed_by, may_meet
+from ._template import Shape, Template, followed_by, may_begin_with, may_meet
 from .errors import InvalidKey
 
 BuildKey = Callable[..., str]
@@ -35,7 +35,7 @@ def receiver_of(function: Callable[..., Any]) -> str | None:
 
 def name_of(function: Callable[..., Any]) -> str:
     """Return the module and qualified name of *function*."""
-    return f"{function.__module__}.{function.__qualname__}"
+    return qualified_name(function)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,9 +60,12 @@ class KeySpec:
 
     def collides_with(self, other: "KeySpec") -> bool:
         """Whether some call of one and some call of the other have the same op."""
-        if self.template is None or other.template is None:
+        if self.template is not None and other.template is not None:
+            return may_meet(self.shape, other.shape)
+        if self.template is other.template:
             return self.shape == other.shape
-        return may_meet(self.shape, other.shape)
+        spelt, derived = (self, other) if other.template is None else (other, self)
+        return not derived.is_explicit and may_begin_with(spelt.shape, f"{derived.shape[0]}(")
 
 
 def compile_key(  # noqa: PLR0915  # one decision after the other

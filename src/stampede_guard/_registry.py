@@ -8,7 +8,7 @@ from typing import Any
 from weakref import ref
 
 from ._canonical import text_of
-from ._keys import KeySpec
+from ._keys import KeySpec, name_of
 from ._operation import Operation
 from ._stats import Counters
 from ._tags import placeholder_in, spell_tag
@@ -138,7 +138,7 @@ class Registry:
         function = getattr(function, "loader", function)  # of one id: what loads many
         claim = _Claim(
             ref(owner),
-            f"{function.__module__}.{function.__qualname__}",
+            name_of(function),
             function.__closure__ is not None,
             spec,
             operation,

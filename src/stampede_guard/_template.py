@@ -143,6 +143,13 @@ def may_meet(mine: Shape, theirs: Shape) -> bool:
     )
 
 
+def may_begin_with(shape: Shape, text: str) -> bool:
+    """Whether some text of *shape* begins with *text*, which ends with a separator."""
+    *words, end = filter(None, _SEPARATORS.split(text))
+    fits = all(a == b or (a is None and _is_word(b)) for a, b in zip(shape, words, strict=False))
+    return fits and len(shape) > len(words) and (shape[len(words)] or "").startswith(end)
+
+
 def _is_word(part: str | None) -> bool:
     return part is None or not _SEPARATORS.fullmatch(part)
 

@@ -3,7 +3,10 @@
 import struct
 from collections.abc import Iterator
 from contextvars import Context, ContextVar
+from dataclasses import dataclass
+from datetime import datetime, time, timedelta, timezone
 from decimal import Decimal
+from enum import Enum, IntFlag
 from itertools import combinations, product
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple
@@ -36,9 +39,67 @@ class Box(msgspec.Struct):
     content: Any
 
 
+class Masked(str):
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return "***"
+
+    __repr__ = __str__
+
+
+class Rank(int):
+    def __str__(self) -> str:
+        return "a rank"
+
+    __repr__ = __str__
+
+
+class Price(Decimal):
+    def __str__(self) -> str:
+        return "a price"
+
+    __repr__ = __str__
+
+
+class Moment(datetime):
+    def isoformat(self, sep: str = "T", timespec: str = "auto") -> str:
+        return "a moment"
+
+    __str__ = __repr__ = isoformat
+
+
+class Shade(Enum):
+    LIGHT = "LIGHT"
+    DARK = "DARK"
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        return "a shade"
+
+
+class Right(IntFlag):
+    READ = 1
+    WRITE = 2
+
+
+@dataclass
+class Query:
+    text: Any
+    page: Any
+
+
+def dt_with_fold(moment: Any, fold: int) -> Any:
+    """Return the first or the second of two times that a clock shows when it is put back."""
+    return moment.replace(fold=fold)
+
+
 # Characters that mean something in a key, in a literal, or to an encoder.
 tricky = st.text(st.sampled_from("ab1.~%-:#@,'\"\\()[]{}= \n\0é\u0301\ud800"), max_size=4)
 strings = st.one_of(tricky, st.text(st.characters(exclude_categories=()), max_size=4))
+fixed = st.builds(timezone, st.sampled_from([timedelta(0), timedelta(hours=1), timedelta(seconds=-7)]))
+named = st.builds(timezone, st.just(timedelta(hours=1)), tricky)
+zones = st.one_of(st.none(), st.timezones(), fixed, named)
 scalars = st.one_of(
     st.none(),
     st.booleans(),
@@ -49,11 +110,16 @@ scalars = st.one_of(
     st.binary(max_size=3),
     st.decimals(allow_nan=False, places=2),
     st.uuids(),
-    st.datetimes(timezones=st.one_of(st.none(), st.timezones())),
-    st.times(timezones=st.one_of(st.none(), st.timezones())),
+    st.builds(dt_with_fold, st.datetimes(timezones=zones), st.integers(0, 1)),
+    st.builds(dt_with_fold, st.times(timezones=zones), st.integers(0, 1)),
     st.dates(),
     st.timedeltas(),
     tricky.map(PurePosixPath),
+    strings.map(Masked),
+    st.integers(-3, 3).map(Rank),
+    st.decimals(allow_nan=False, places=2).map(Price),
+    st.dates().map(lambda day: Moment(day.year, day.month, day.day)),
+    st.sampled_from([*Shade, Right(0), Right(1), Right(3), Right(8), Right(9)]),
 )
 hashable = st.recursive(
     scalars,
@@ -68,6 +134,7 @@ values = st.recursive(
         st.dictionaries(hashable, inner, max_size=3),
         st.builds(Point, inner, inner),
         st.builds(Box, inner),
+        st.builds(Query, inner, inner),
     ),
     max_leaves=6,
 )
@@ -76,8 +143,8 @@ values = st.recursive(
 def content(value: Any) -> Any:  # noqa: PLR0911  # a table of kinds
     """Return what makes *value* different from others, as something to compare: the types, and no text of our own."""
     kind = type(value)
-    if isinstance(value, Box):
-        return kind, content(value.content)
+    if isinstance(value, Box | Query):
+        return kind, tuple(map(content, (value.content,) if isinstance(value, Box) else (value.text, value.page)))
     if isinstance(value, list | tuple):
         return kind, tuple(map(content, value))
     if isinstance(value, set | frozenset):
@@ -88,9 +155,11 @@ def content(value: Any) -> Any:  # noqa: PLR0911  # a table of kinds
         return kind, struct.pack(">d", value)
     if isinstance(value, Decimal):
         return kind, value.as_tuple()
-    zone = getattr(value, "tzinfo", None)
-    if zone is not None:
-        return kind, value.replace(tzinfo=None), value.utcoffset(), getattr(zone, "key", None)
+    if isinstance(value, datetime | time):
+        zone = value.tzinfo
+        # A time without a date has no offset in most zones; zone names can be given.
+        told = (type(zone), getattr(zone, "key", None) or (zone and zone.tzname(None)))
+        return kind, value.replace(tzinfo=None, fold=0), value.fold, value.utcoffset(), told
     return kind, value
 
 

@@ -1,21 +1,27 @@
 import enum
 import gc
+import struct
+import sys
 from dataclasses import dataclass, field, make_dataclass
-from datetime import UTC, date, datetime, time, timedelta, timezone
+from datetime import UTC, date, datetime, time, timedelta, timezone, tzinfo
 from decimal import Decimal
+from io import BytesIO
 from ipaddress import IPv4Address, IPv4Interface, IPv6Address
-from pathlib import PurePosixPath, PureWindowsPath
-from typing import Any, NamedTuple
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from types import ModuleType, SimpleNamespace
+from typing import Any, NamedTuple, Self
 from uuid import UUID
 from zoneinfo import ZoneInfo
 
+import asyncpg.pgproto.pgproto as postgres
 import attrs
 import msgspec
 import pytest
+from pydantic import TypeAdapter
 
 from stampede_guard import InvalidKey
 from stampede_guard import _canonical as canonical_module
-from stampede_guard._canonical import canonical, class_name, identity, text_of
+from stampede_guard._canonical import canonical, class_name, identity, module_name, text_of
 
 
 class Colour(enum.Enum):
@@ -102,6 +108,154 @@ class Plain:
     pass
 
 
+Made = make_dataclass("Made", ["a"], namespace={"__module__": __name__})
+
+
+class Price(Decimal):
+    """Shows less than it holds, and holds no more than its base."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return "a price"
+
+    __repr__ = __str__
+
+
+class Day(date):
+    def isoformat(self) -> str:
+        return "a day"
+
+    __str__ = __repr__ = isoformat
+
+
+class Moment(datetime):
+    def isoformat(self, sep: str = "T", timespec: str = "auto") -> str:
+        return "a moment"
+
+    __str__ = __repr__ = isoformat
+
+
+class Ticket(UUID):
+    def __str__(self) -> str:
+        return "a ticket"
+
+    __repr__ = __str__
+
+
+class Shade(enum.Enum):
+    LIGHT = 1
+    DARK = 2
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        return "a shade"
+
+    __str__ = __repr__ = name.fget  # type: ignore[assignment]
+
+
+class Status(enum.StrEnum):
+    OPEN = "open"
+
+    @classmethod
+    def _missing_(cls, value: object) -> "Status":
+        made = str.__new__(cls, value)
+        made._name_, made._value_ = "UNKNOWN", str(value)
+        return made
+
+
+class Money(Decimal):
+    def __new__(cls, amount: str, currency: str) -> Self:
+        made = super().__new__(cls, amount)
+        made.currency = currency
+        return made
+
+
+class Quoted(str):
+    __slots__ = ("quote",)
+
+    def __new__(cls, text: str, quote: str) -> Self:
+        made = super().__new__(cls, text)
+        made.quote = quote
+        return made
+
+
+class LocatedPath(PurePosixPath):
+    __slots__ = ()
+
+
+class Undecorated(Query):
+    def __init__(self, text: str, tenant: str) -> None:
+        super().__init__(text)
+        object.__setattr__(self, "tenant", tenant)
+
+    def __eq__(self, other: object) -> bool:
+        return vars(self) == vars(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class Heir(Query):
+    pass
+
+
+@dataclass
+class Judged:
+    text: str
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+@attrs.define
+class JudgedFilter:
+    tag: str
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class JudgedPlace(Place):
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class Offset(tzinfo):
+    """A zone that can be made again from its arguments."""
+
+    def __init__(self, hours: int) -> None:
+        self.hours = hours
+
+    def utcoffset(self, moment: datetime | None) -> timedelta:
+        return timedelta(hours=self.hours)
+
+    dst = utcoffset
+
+    def tzname(self, moment: datetime | None) -> str:
+        return "a zone"
+
+    def __reduce__(self) -> Any:
+        return Offset, (self.hours,)
+
+
+class Known(Offset):
+    def __reduce__(self) -> str:
+        return "KNOWN"
+
+
+class Unsettled(Offset):
+    def __reduce__(self) -> Any:
+        return Unsettled, (Plain(),)
+
+
+# The smallest file of a zone: no transition, and one offset, of zero.
+ZONE_FILE = b"TZif" + bytes(16) + struct.pack(">6l", 0, 0, 0, 0, 1, 4) + struct.pack(">lBB", 0, 0, 0) + b"UTC\0"
 BERLIN, PARIS = ZoneInfo("Europe/Berlin"), ZoneInfo("Europe/Paris")
 NOON = datetime(2026, 3, 1, 12, tzinfo=BERLIN)
 MODULE = __name__
@@ -139,8 +293,8 @@ MODULE = __name__
         ("ipaddress.IPv4Interface('10.0.0.1/8')", IPv4Interface("10.0.0.1/8")),
         (f"{MODULE}.Colour.RED", Colour.RED),
         (f"{MODULE}.Level.LOW", Level.LOW),
-        (f"{MODULE}.Right.READ|WRITE", Right.READ | Right.WRITE),
-        (f"{MODULE}.Right.8", Right(8)),
+        (f"{MODULE}.Right(3)", Right.READ | Right.WRITE),
+        (f"{MODULE}.Right(8)", Right(8)),
         (f"{MODULE}.Point((1,2))", Point(1, 2)),
         (f"{MODULE}.UserId(7)", UserId(7)),
         (f"{MODULE}.Slug('a')", Slug("a")),
@@ -168,6 +322,16 @@ def test_canonical_writes_a_value(expected: str, value: Any) -> None:
         (Right(0), Right(8), Right(16), Right.READ, Right(9)),
         (time(12, tzinfo=BERLIN), time(12, tzinfo=PARIS), time(12)),
         (NOON, NOON.astimezone(PARIS), NOON.astimezone(timezone(timedelta(hours=1)))),
+        (
+            NOON.replace(tzinfo=timezone(timedelta(hours=1))),
+            NOON.replace(tzinfo=timezone(timedelta(hours=1), "CET")),
+            NOON.replace(tzinfo=ZoneInfo("CET")),
+            NOON.replace(tzinfo=Offset(1)),
+            NOON.replace(tzinfo=Known(1)),
+            NOON.replace(fold=1),
+        ),
+        (time(0), time(0, fold=1)),
+        (Status.OPEN, Status("shut"), Status("lost")),
         (0.0, -0.0),
         (Query("a"), Query("a", 2), ("a", 1)),
     ],
@@ -225,6 +389,129 @@ def test_what_is_hidden_from_view_counts(write: Any, one: Any, two: Any) -> None
     assert write(one) != write(two)
 
 
+@pytest.mark.parametrize("write", [canonical, text_of])
+@pytest.mark.parametrize(
+    ("one", "two"),
+    [
+        (Price("1"), Price("2")),
+        (Day(2026, 3, 1), Day(2026, 3, 2)),
+        (Moment(2026, 3, 1), Moment(2026, 3, 2)),
+        (Moment(2026, 3, 1, tzinfo=UTC), Moment(2026, 3, 1)),
+        (Ticket(int=1), Ticket(int=2)),
+        (Shade.LIGHT, Shade.DARK),
+        (Status("shut"), Status("lost")),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_a_class_shows_does_not_count(write: Any, one: Any, two: Any) -> None:
+    """A class that overrides how its values look changes nothing about which values differ."""
+    assert write(one) != write(two)
+
+
+@pytest.mark.parametrize("write", [canonical, text_of])
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (Money("1", "EUR"), r"Money holds more than the Decimal that it is, the attribute 'currency', .*pass a key"),
+        (Quoted("a", "'"), r"Quoted holds more than the str that it is, fields of its own"),
+    ],
+    ids=["attribute", "slot"],
+)
+def test_subclass_that_holds_more_is_refused(write: Any, value: Any, message: str) -> None:
+    """A subclass may differ in what its base does not show, so its values have no text."""
+    with pytest.raises(InvalidKey, match=message):
+        write(value)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        Undecorated("a", "acme"),
+        Heir("a"),
+        Judged("a"),
+        JudgedFilter("a"),
+        JudgedPlace(1.0, 2.0),
+        LocatedPath("a"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_has_a_comparison_of_its_own_is_refused(value: Any) -> None:
+    """Where the fields do not decide alone whether two are equal, they are no key."""
+    with pytest.raises(InvalidKey, match="pass a key template"):
+        canonical(value)
+
+
+@pytest.mark.parametrize("kind", ["value", "member"])
+def test_namesakes_are_refused(kind: str) -> None:
+    """Values of a class that a function makes are refused: another class may have the same name."""
+
+    @dataclass
+    class Local:
+        number: int
+
+    class Choice(enum.Enum):
+        ONE = 1
+
+    value: Any = {"value": Local(1), "member": Choice.ONE}[kind]
+    with pytest.raises(InvalidKey, match=r"is made inside a function, so it may have namesakes.*pass a key template"):
+        canonical(value)
+
+
+@pytest.mark.parametrize("write", [canonical, text_of])
+@pytest.mark.parametrize(
+    "zone", [Unsettled(1), ZoneInfo.from_file(BytesIO(ZONE_FILE), key="Europe/Berlin")], ids=["unsettled", "file"]
+)
+def test_zone_without_a_form_is_refused(write: Any, zone: Any) -> None:
+    """A time in a zone that cannot be told from others is refused."""
+    with pytest.raises(InvalidKey, match=r"a time in the zone .* use zoneinfo.ZoneInfo or datetime.timezone"):
+        write(datetime(2026, 3, 1, tzinfo=zone))
+
+
+def test_driver_and_framework_types_are_those_of_the_library() -> None:
+    """What asyncpg reads and what Pydantic parses has the key of its equal in the standard library."""
+    moment = TypeAdapter(datetime).validate_python("2026-03-01T12:00:00+01:00")
+
+    assert canonical(UUID(int=7)) == canonical(postgres.UUID(UUID(int=7).bytes))
+    assert text_of(UUID(int=7)) == text_of(postgres.UUID(UUID(int=7).bytes))
+    assert canonical(datetime(2026, 3, 1, 12, tzinfo=timezone(timedelta(hours=1)))) == canonical(moment)
+
+
+@pytest.mark.parametrize(
+    ("expected", "spec", "file"),
+    [
+        ("app.worker", SimpleNamespace(name="app.worker"), "/srv/app/worker.py"),
+        ("server", None, "/nowhere/server.py"),
+        ("__main__", None, None),
+    ],
+    ids=["module", "script", "notebook"],
+)
+@pytest.mark.parametrize("name", ["__main__", "__mp_main__"])
+def test_main_is_the_module_that_was_started(
+    name: str, expected: str, spec: Any, file: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What runs as the program goes by the name that others import it by, where it has one."""
+    module = ModuleType(name)
+    module.__spec__ = spec
+    if file is not None:
+        module.__file__ = file
+    monkeypatch.setitem(sys.modules, name, module)
+
+    assert (expected if expected != "__main__" else name) == module_name(name)
+    assert MODULE == module_name(MODULE)
+
+
+def test_script_in_a_package_goes_by_its_packages_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A script that lies in a package is what the package's other modules import."""
+    for package in ("app", "app/jobs"):
+        (tmp_path / package).mkdir()
+        (tmp_path / package / "__init__.py").touch()
+    module = ModuleType("__main__")
+    module.__file__ = str(tmp_path / "app/jobs/nightly.py")
+    monkeypatch.setitem(sys.modules, "__main__", module)
+
+    assert "app.jobs.nightly" == module_name("__main__")
+
+
 def test_canonical_names_the_refused_type() -> None:
     """The error says which type of argument it was."""
     with pytest.raises(InvalidKey, match=rf"of type {MODULE}\.Plain has no canonical form"):
@@ -245,15 +532,15 @@ def test_canonical_refuses_classes_with_possible_namesakes() -> None:
     class Local:
         pass
 
-    with pytest.raises(InvalidKey, match="is made inside a function"):
+    with pytest.raises(InvalidKey, match=r"is made inside a function"):
         canonical(Local)
 
 
 def test_canonical_writes_generated_dataclasses() -> None:
-    """A dataclass needs no source of its own."""
-    made = make_dataclass("Made", ["a"])
-
-    assert f"{made.__module__}.Made(a=1)" == canonical(made(1))
+    """A dataclass needs no source of its own, but a name by which it can be found."""
+    assert f"{MODULE}.Made(a=1)" == canonical(Made(1))
+    with pytest.raises(InvalidKey, match="Made cannot be found under its name"):
+        canonical(make_dataclass("Made", ["a"], namespace={"__module__": MODULE})(1))
 
 
 @pytest.mark.parametrize(
@@ -280,8 +567,8 @@ def test_canonical_writes_generated_dataclasses() -> None:
         ("~bytes.ff00", b"\xff\x00"),
         ("RED", Colour.RED),
         ("LOW", Level.LOW),
-        ("READ%7CWRITE", Right.READ | Right.WRITE),
-        ("8", Right(8)),
+        ("~3", Right.READ | Right.WRITE),
+        ("~8", Right(8)),
         ("2026%2D03%2D01", date(2026, 3, 1)),
         ("1.50", Decimal("1.50")),
         ("a%2Fb", PurePosixPath("a/b")),

@@ -472,6 +472,40 @@ def test_keys_without_a_template_collide_by_name(key: Any) -> None:
 # ── Names ────────────────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        (f"{__name__}.load({{menu_id}},{{lang}})", True),
+        (f"{__name__}.load(-{{menu_id}}-{{lang}}", True),
+        ("{menu_id}({lang})", True),
+        (f"{__name__}.load-({{menu_id}},{{lang}})", False),
+        (f"{__name__}.loads({{menu_id}},{{lang}})", False),
+        ("{menu_id}-{lang}", False),
+        (f"{__name__}.load:{{menu_id}}:{{lang}}", False),
+        ("load({menu_id},{lang})", False),
+    ],
+)
+def test_template_that_spells_a_derived_key(template: str, expected: bool) -> None:  # noqa: FBT001
+    """A template may not write what another function's derived key is."""
+
+    async def load(menu_id: int, lang: str) -> None: ...
+
+    load.__qualname__ = "load"
+    spelt, derived = compile_key(load, template), compile_key(load, None)
+    explicit = compile_key(load, lambda menu_id, lang: "x")
+
+    assert (expected, expected) == (spelt.collides_with(derived), derived.collides_with(spelt))
+    assert not spelt.collides_with(explicit)
+
+
+def test_template_of_a_single_word_spells_no_derived_key() -> None:
+    """A template may end before a derived key has said whose it is."""
+
+    async def load() -> None: ...
+
+    assert not compile_key(load, __name__).collides_with(compile_key(load, None))
+
+
 def test_name_of() -> None:
     """A function is called by its module and qualified name."""
     assert f"{HERE}.Menus.load" == name_of(Menus.load)
