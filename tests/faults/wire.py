@@ -70,6 +70,10 @@ class Wire:
         assert self._server is not None
         return f"redis://{self._login}{HOST}:{self._server.sockets[0].getsockname()[1]}/0"
 
+    def switch(self, port: int) -> None:
+        """Lead to the server at *port* from now on; connections of now stay where they are."""
+        self._upstream = port
+
     def say(self, reply: bytes) -> None:
         """Send the store a reply that it did not ask for, on each connection."""
         for client in self._clients:

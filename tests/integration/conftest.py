@@ -8,6 +8,7 @@ from onlooker import Tally, load_scripts
 from redis.asyncio import Redis
 
 from stampede_guard import Guard
+from stampede_guard.stores._node import Node
 
 
 @pytest.fixture
@@ -27,6 +28,12 @@ async def admin(admin_url: str) -> AsyncIterator[Redis]:
     """Return a client that sees what is stored."""
     async with Redis.from_url(admin_url) as client:
         yield client
+
+
+@pytest.fixture
+def unasked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no server be asked for its role, where commands and round trips are counted: that is a matter of time."""
+    monkeypatch.setattr(Node, "require_primary", lambda *_: None)
 
 
 @pytest.fixture

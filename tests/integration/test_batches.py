@@ -24,7 +24,7 @@ LONG = b"x" * 100_000
 
 
 @pytest.fixture
-async def store(tally: Tally, namespace: str) -> AsyncIterator[RedisStore]:
+async def store(tally: Tally, namespace: str, unasked: None) -> AsyncIterator[RedisStore]:
     """Return a store behind it, with as many connections as it may need."""
     store = RedisStore(tally.url, deadline=5, connect_timeout=5)
     store.channel = f"sg1:{namespace}:bus"

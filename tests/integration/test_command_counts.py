@@ -63,7 +63,9 @@ def evalsha(times: int) -> dict[str, int]:
 
 
 @pytest.fixture
-async def meter(redis_url: str, namespace: str, admin: Redis, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Meter]:
+async def meter(
+    redis_url: str, namespace: str, admin: Redis, unasked: None, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Meter]:
     """Return guards that say no word of their own accord, connected, with scripts and marks in place."""
     monkeypatch.setattr(_backplane, "_BEAT", 600.0)
     monkeypatch.setattr(_operation, "_LEASES", (60.0, 60.0))

@@ -9,7 +9,11 @@ of our own spans the whole exchange instead, and a connection that failed is nev
 import asyncio
 import re
 from collections.abc import Awaitable, Callable, Sequence
+from itertools import pairwise
+from math import inf
+from random import random
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary, WeakSet
 
 from . import Refused
 from ._patience import Patience
@@ -30,6 +34,9 @@ _CODE = re.compile("[A-Z]{2,16}")
 
 _SPARE = 8  # connections for probes, beats and the like, which do not queue with the calls
 _CHUNK = 1 << 18  # bytes that are read at once
+_ROLE_LIFE = 1.0  # seconds for which a connection's server is taken for the primary that it said it is
+_HELLO = pack(("HELLO", "2"))  # tells the role too, and is the one way to it that needs no permission
+_DEMOTIONS = frozenset({"ReadOnlyError", "MasterDownError"})  # said by replicas alone
 
 Command = tuple[Any, ...]  # the type of its reply, its name, its arguments
 Said = tuple[bytes, Sequence[Any]]  # commands, and the types of their replies
@@ -49,6 +56,10 @@ class Redirected(Refused):
         self.host = host
         self.port = port
         self.is_moved = is_moved
+
+
+class NotPrimaryError(ConnectionError):
+    """The server that answered takes no writes: it is a replica, perhaps one that was the primary a moment ago."""
 
 
 class Limits(NamedTuple):
@@ -94,6 +105,22 @@ class Node:
             connection_class, max_connections=limits.max_connections + _SPARE, **connection_settings(**options)
         )
         self._is_closed = False
+        self._on_demotion: Callable[[], None] | None = None
+        self._is_demoted = False
+        self._vouched: WeakKeyDictionary[Any, float] = WeakKeyDictionary()  # by writer: when its server was primary
+        self._dialled: WeakSet[Any] = WeakSet()
+        self._avoided_until = -inf
+
+    def require_primary(self, on_demotion: Callable[[], None]) -> None:
+        """Talk to a primary alone from now on; *on_demotion* is called when it is found to be one no more.
+
+        What an address leads to can change: a name, a virtual address or a service is moved to another server, and
+        connections that were made before stay with the old one. So each connection is asked for the role of its
+        server, with the first commands and once a second. The word of a replica, and READONLY, end all connections,
+        those that were dialled too. The next one finds out where the address leads to now, at most once a second as
+        long as that is a replica.
+        """
+        self._on_demotion = on_demotion
 
     async def exchange(self, *commands: Command) -> list[Any]:
         """Run *commands*, each behind the type of its reply, in one round trip; a refusal is a reply.
@@ -118,8 +145,13 @@ class Node:
             TimeoutError: as `exchange`.
             Exception: as `exchange`.
         """
+        if asyncio.get_running_loop().time() < self._avoided_until:
+            raise NotPrimaryError
         try:
             await self._converse(said, go_on)
+        except NotPrimaryError:
+            await self._forsake()
+            raise
         except Exception:
             await self.cut()
             raise
@@ -137,16 +169,44 @@ class Node:
                         patience.restart(self._limits.connect_timeout)
                         await connection.disconnect(nowait=True)
                         await connection.connect()
-                    text, kinds = said
                     patience.restart(self._limits.deadline)
-                    await connection.send_packed_command(text, check_health=False)
-                    said = await go_on(await _replies(connection, kinds))
+                    said = await go_on(await self._hear(connection, *said))
             except BaseException:
                 # Whatever it was, replies may be under way that the next caller would take for theirs.
                 await connection.disconnect(nowait=True)
                 raise
             finally:
                 await self._pool.release(connection)
+
+    async def _hear(self, connection: Any, text: bytes, kinds: Sequence[Any]) -> list[Any]:
+        """Return the replies to *text*, those of a primary if it has to be one."""
+        if self._on_demotion is None:
+            await connection.send_packed_command(text, check_health=False)
+            return await _replies(connection, kinds)
+        writer, now = connection._writer, asyncio.get_running_loop().time()  # noqa: SLF001  # stands for the socket
+        vouched_at = self._vouched.get(writer)
+        is_due = vouched_at is None or now - vouched_at >= _ROLE_LIFE
+        await connection.send_packed_command(_HELLO + text if is_due else text, check_health=False)
+        try:
+            replies = await _primary_replies(connection, kinds, tells_role=is_due)
+        except NotPrimaryError:
+            if vouched_at is None:  # nor is it where the address leads to now
+                self._avoided_until = now + _ROLE_LIFE * (1 - random() / 4)  # noqa: S311  # no secret
+            raise
+        if is_due:
+            self._is_demoted = False
+            self._vouched[writer] = now
+        return replies
+
+    async def _forsake(self) -> None:
+        """Let no connection be used again before its server has said that it is a primary."""
+        self._vouched.clear()
+        await self.cut()
+        for connection in tuple(self._dialled):
+            await connection.disconnect(nowait=True)
+        if not self._is_demoted and self._on_demotion is not None:
+            self._is_demoted = True
+            self._on_demotion()
 
     async def dial(self) -> Any:
         """Return a new connection of its own, connected; the caller closes it.
@@ -159,9 +219,15 @@ class Node:
         try:
             async with Patience(self._limits.connect_timeout):
                 await connection.connect()
-        except BaseException:
+                if self._on_demotion is not None:
+                    await connection.send_packed_command(_HELLO, check_health=False)
+                    await _primary_replies(connection, (), tells_role=True)
+        except BaseException as error:
             await connection.disconnect(nowait=True)
+            if isinstance(error, NotPrimaryError):
+                await self._forsake()
             raise
+        self._dialled.add(connection)
         return connection
 
     async def cut(self) -> None:
@@ -182,8 +248,23 @@ class Node:
         return f"<Node {self.name}>"  # its options may hold a password
 
 
-async def _replies(connection: Any, kinds: Sequence[Any]) -> list[Any]:
+async def _primary_replies(connection: Any, kinds: Sequence[Any], *, tells_role: bool) -> list[Any]:
+    """Return as many replies as there are *kinds*, behind that to HELLO if there is one.
+
+    Raises:
+        NotPrimaryError: one of them is a replica's; then the others are not to be believed either.
+    """
+    replies = await _replies(connection, [list, *kinds] if tells_role else kinds, _DEMOTIONS)
+    if tells_role and _is_replica(replies.pop(0)):
+        raise NotPrimaryError
+    return replies
+
+
+async def _replies(connection: Any, kinds: Sequence[Any], demotions: frozenset[str] = frozenset()) -> list[Any]:
     """Return as many replies as there are *kinds*; a refusal is one, and leaves the connection in step.
+
+    Raises:
+        NotPrimaryError: a refusal is one of *demotions*.
 
     The stream is read past redis-py's parser, which has nothing left from the replies that it read.
     """
@@ -197,8 +278,15 @@ async def _replies(connection: Any, kinds: Sequence[Any]) -> list[Any]:
         raise UnexpectedReply  # one too many: which of them nobody asked for is anybody's guess
     for position, (kind, reply) in enumerate(zip(kinds, replies, strict=True)):
         if not isinstance(reply, kind):
-            replies[position] = _refusal(reply)
+            replies[position] = refusal = _refusal(reply)
+            if str(refusal) in demotions:
+                raise NotPrimaryError
     return replies
+
+
+def _is_replica(hello: list[Any] | Refused) -> bool:
+    """Return whether *hello* is the word of a replica; a server that does not know the command is none."""
+    return not isinstance(hello, Refused) and (b"role", b"replica") in pairwise(hello)
 
 
 async def _more(stream: asyncio.StreamReader, lacking: int) -> bytes:

@@ -243,6 +243,7 @@ class Replicated:
         self.generation = 0
         self._group = Group(primary, clock, self._note_change)
         self._group.keep(replicas)
+        primary.require_primary(self._note_demotion)
         self._rounds = Rounds(PERIOD, self._group.questions)
 
     async def open(self) -> None:
@@ -274,6 +275,9 @@ class Replicated:
     def _note_change(self, group: Group, change: str) -> None:  # noqa: ARG002  # there is one
         if change != "silent":
             self.generation += 1
+
+    def _note_demotion(self) -> None:
+        self.generation += 1
 
 
 async def say_hello(node: Node) -> None:

@@ -47,13 +47,14 @@ class Topology(Protocol):
 
 
 class Single:
-    """One server, which has all keys."""
+    """One address, which leads to the primary of all keys, be it the same server for ever or not."""
 
     has_replicas = False
-    generation = 0
 
     def __init__(self, node: Node) -> None:
+        self.generation = 0
         self._node = node
+        node.require_primary(self._note_demotion)
 
     async def open(self) -> None:
         """Open a connection, log in and say PING."""
@@ -79,3 +80,6 @@ class Single:
     async def aclose(self) -> None:
         """Close every connection."""
         await self._node.aclose()
+
+    def _note_demotion(self) -> None:
+        self.generation += 1

@@ -24,7 +24,7 @@ from ..errors import ConfigurationError
 from . import Begun, Echo, Refused, Subscription, Touched, Verdict, _scripts
 from ._batch import Batches
 from ._client import describe
-from ._node import Command, Limits, Node, Redirected
+from ._node import Command, Limits, Node, NotPrimaryError, Redirected
 from ._parcel import Look, Question, Told, as_verdict, marking
 from ._patience import Patience
 from ._resp import UnexpectedReply
@@ -314,7 +314,13 @@ class RedisStore:
         await self._topology.aclose()
 
     async def _run(self, call: Call) -> Any:
-        """Run *call* on the primary of its keys."""
+        """Run *call* on the primary of its keys; twice if the first to be asked was one no more."""
+        try:
+            return await self._run_once(call)
+        except NotPrimaryError:
+            return await self._run_once(call)
+
+    async def _run_once(self, call: Call) -> Any:
         node = self._topology.primary(call.keys[0])
         (reply,) = await self._ask(node, call.by_digest())
         return await self._once_more(node, call, reply) if isinstance(reply, Refused) else reply
