@@ -19,19 +19,28 @@ from math import inf
 from typing import Any, Generic, Protocol, TypeVar, cast, final
 from weakref import ref
 
+from ._awaited import is_awaited_by
 from ._deadlines import Budgets, Deadlines
 from ._failure import Failure
 from ._front import Held
 from ._policy import Duration, OnAbandon, Policy
 from ._stats import Counters, Stats, snapshot
-from .errors import ConfigurationError, LoadCancelled, LoadTimeout, RecursiveLoad, WaitTimeout, WrongLoop
+from .errors import (
+    ConfigurationError,
+    LoadCancelled,
+    LoadTimeout,
+    RecursiveLoad,
+    StampedeGuardError,
+    WaitTimeout,
+    WrongLoop,
+)
 
 T = TypeVar("T")
 Load = Callable[[], Awaitable[T]]
 
 logger = logging.getLogger("stampede_guard")
 
-_LANDED, _GAVE_UP = "landed", "gave up"
+_LANDED, _GAVE_UP = "landed", "gave up"  # what wakes a waiter; anything else says what circle it is part of
 _FEW = 64  # waiters who have left, and are not worth the search
 # What makes a task that begins inside its own creation, where Python can.
 _eager_task: Callable[..., asyncio.Task[None]] | None = (
@@ -39,9 +48,29 @@ _eager_task: Callable[..., asyncio.Task[None]] | None = (
 )
 _GRACE = 1.0  # seconds that a cancelled load gets for its clean-up when its scoreboard is drained
 
+_LOOKS = (0.05, 1.0)  # seconds between looks whether a wait is part of a circle, first and longest
+_DEPTH = 16  # loads of one op, each launched within the one before, that may be up at once
+
 # The flight whose loader the running code belongs to; weak, since connections and tasks that a loader opens keep its
 # context, and would keep the flight and its answer with it.
 _current: ContextVar["ref[Flight[Any]] | None"] = ContextVar("stampede_guard_flight", default=None)
+
+
+class Wait:
+    """A call within a load that waits for another flight.
+
+    Attributes:
+        flight: That one.
+        task: In which the call is made. The load itself need not wait for that task.
+        look: The timer of the next look for a circle.
+    """
+
+    __slots__ = ("flight", "look", "task")
+
+    def __init__(self, flight: "Flight[Any]", task: "asyncio.Task[Any] | None") -> None:
+        self.flight = flight
+        self.task = task
+        self.look: asyncio.TimerHandle | None = None
 
 
 class Glance(Protocol[T]):
@@ -67,6 +96,7 @@ class Flight(Generic[T]):
         "__weakref__",
         "_counters",
         "_deadlines",
+        "_eager",
         "_failure",
         "_glance",
         "_has_begun",
@@ -116,6 +146,7 @@ class Flight(Generic[T]):
         self._counters = counters
         self.loop = asyncio.get_running_loop()
         self.task: asyncio.Task[None] | None = None
+        self._eager: asyncio.Task[Any] | None = None  # the same, while that is being made
         self.is_looking = False  # it has no task yet, and may not need one
         self._looked: asyncio.Future[None] | None = None  # done once that is over, if somebody waits for it
         self._has_begun = False
@@ -126,7 +157,7 @@ class Flight(Generic[T]):
         self._present = 0
         self._was_joined = False
         self.outer = outer  # the flight whose loader launched this one
-        self.awaits: dict[object, Flight[Any]] = {}  # what this one's loader waits for, by the calls that wait
+        self.awaits: dict[object, Wait] = {}  # what calls within this one's load wait for, by their waiters
         self.shown: Held | None = None  # what fronts know it by
         self.place: asyncio.Future[bool] | None = None  # in a limiter's queue
         # It holds a slot, or one that does waits for it: it may not queue.
@@ -177,6 +208,7 @@ class Flight(Generic[T]):
             run.close()
             self._finish(None, self._ended_by(error))
             raise
+        self._eager = None
         if self.is_looking:
             self._stop_looking()
         if self.task.done():  # an eager task that never had to wait
@@ -203,7 +235,9 @@ class Flight(Generic[T]):
         cancelled, or stops the loop.
         """
         self._has_begun = True
-        if self.task is not None:
+        if self.task is None:
+            self._eager = asyncio.current_task()
+        else:
             self.task.remove_done_callback(self._end)
         try:
             value = await load(self)
@@ -268,16 +302,16 @@ class Flight(Generic[T]):
             self._waiters.append(waiter)
             self._present += 1
             if inside is not None:
-                inside.awaits[waiter] = self
+                inside.begin_wait(waiter, self)
             timer = None if timeout is None else self.loop.call_later(timeout, _wake, waiter, _GAVE_UP)
             try:
-                if await waiter is _GAVE_UP:
-                    raise WaitTimeout(self._too_late(timeout))
+                if await waiter is not _LANDED:
+                    raise self.without_answer(waiter, timeout)
             finally:
                 if self._present:  # an answer has let go of them all
                     self._leave(waiter)
                 if inside is not None:
-                    del inside.awaits[waiter]
+                    inside.end_wait(waiter)
                 if timer is not None:
                     timer.cancel()
         if self._failure is not None:
@@ -285,15 +319,15 @@ class Flight(Generic[T]):
         value: T = self._value
         return value
 
-    def _too_late(self, timeout: float | None) -> str:
-        return f"{self.op}: no answer within wait_timeout={timeout:g} s"
+    def without_answer(self, waiter: asyncio.Future[str], timeout: float | None) -> StampedeGuardError:
+        """Return the error of a *waiter* that was woken before the landing."""
+        why = waiter.result()
+        if why is _GAVE_UP:
+            return WaitTimeout(f"{self.op}: no answer within wait_timeout={timeout:g} s")
+        return RecursiveLoad(why)
 
     def join(self) -> asyncio.Future[str] | None:
-        """Return a waiter, for who waits for several flights, and has to `leave` each; `None` if it has landed.
-
-        Raises:
-            RecursiveLoad: the calling loader would wait for itself.
-        """
+        """Return a waiter, for who waits for several flights, and has to `leave` each; `None` if it has landed."""
         self._was_joined = True
         if self.landed:
             return None
@@ -323,18 +357,44 @@ class Flight(Generic[T]):
         return value
 
     def _waited_for_by(self, current: "ref[Flight[Any]]") -> "Flight[Any] | None":
-        """Return the flight whose load is about to wait for this one, if that is still up.
-
-        Raises:
-            RecursiveLoad: that would close a circle.
-        """
-        inside = _still_up(current)
-        if inside is not None and self._leads_to(inside):
-            message = f"{self.op}: its loader waits for itself" + ("" if inside is self else f", through {inside.op}")
-            raise RecursiveLoad(message)
+        """Return the flight whose load is about to wait for this one, if that is still up."""
         if _is_urgent(current):
             self.urge()
-        return inside
+        return _still_up(current)
+
+    def begin_wait(self, waiter: asyncio.Future[str], flight: "Flight[Any]") -> None:
+        """Note that a call within the load waits for *flight*; wake it if that would be a circle."""
+        self.awaits[waiter] = Wait(flight, asyncio.current_task())
+        self._look_for_circle(waiter)
+
+    def end_wait(self, waiter: asyncio.Future[str]) -> None:
+        """Note that it does no longer."""
+        wait = self.awaits.pop(waiter)
+        if wait.look is not None:
+            wait.look.cancel()
+
+    def _look_for_circle(self, waiter: asyncio.Future[str], pause: float = 0.0) -> None:
+        """Wake *waiter* if the load waits for it, and what it waits for waits for the load.
+
+        A task that the load has started need not be waited for, or not yet. So where that is not seen, there is
+        another look later.
+        """
+        wait = self.awaits[waiter]
+        flight = wait.flight
+        if waiter.done() or not flight.leads_to(self):
+            return
+        if self.waits_for(wait.task) and flight.leads_to(self, is_certain=True):
+            through = "" if flight is self else f", through {self.op}"
+            waiter.set_result(f"{flight.op}: its loader waits for itself{through}")
+        else:
+            shortest, longest = _LOOKS
+            later = min(max(2 * pause, shortest), longest)
+            wait.look = self.loop.call_later(pause, self._look_for_circle, waiter, later)
+
+    def waits_for(self, task: "asyncio.Task[Any] | None") -> bool:
+        """Whether the load is seen to wait for *task*, or is that task."""
+        own = self.task if self._eager is None else self._eager
+        return task is not None and own is not None and is_awaited_by(task, own)
 
     def _leave(self, waiter: asyncio.Future[str]) -> None:
         self._present -= 1
@@ -369,7 +429,7 @@ class Flight(Generic[T]):
             flight.is_urgent = True
             if flight.place is not None and not flight.place.done():
                 flight.place.set_result(False)
-            ahead += flight.awaits.values()
+            ahead += [wait.flight for wait in flight.awaits.values()]
 
     def start_clock(self, budget: float | None) -> None:
         """End the flight with `LoadTimeout` unless it is over, or the clock stopped, within *budget* seconds.
@@ -410,7 +470,7 @@ class Flight(Generic[T]):
         self.board.retire(self)
         self.is_over = True
         self.is_urgent = False  # what the load has left behind queues like everybody
-        self.task = None  # it holds the load's frames, which hold this
+        self.task = self._eager = None  # it holds the load's frames, which hold this
         self._land(value, error)
         self.stop_clock()
         if self.is_looking:
@@ -439,12 +499,14 @@ class Flight(Generic[T]):
             if not waiter.done():  # its caller was cancelled in this very tick
                 waiter.set_result(_LANDED)
 
-    def _leads_to(self, other: "Flight[Any]") -> bool:
-        """Whether the load waits, directly or through others, for *other*."""
+    def leads_to(self, other: "Flight[Any]", *, is_certain: bool = False) -> bool:
+        """Whether the load waits, directly or through others, for *other*; perhaps, or as far as is seen."""
         ahead: list[Flight[Any]] = [self]
         seen = {self}  # loads that share sub-loads have exponentially many paths
         while ahead and other not in seen:
-            new = set(ahead.pop().awaits.values()) - seen
+            flight = ahead.pop()
+            waits = () if flight.landed else flight.awaits.values()  # what runs on after that is not waited for
+            new = {wait.flight for wait in waits if not is_certain or flight.waits_for(wait.task)} - seen
             seen |= new
             ahead += new
         return other in seen
@@ -482,8 +544,8 @@ async def wait_all(flights: Sequence[Flight[Any]], timeout: float | None = None)
             timer = asyncio.get_running_loop().call_later(timeout, _give_up, tuple(joined))
         try:
             for waiter, flight in joined.items():
-                if await waiter is _GAVE_UP:
-                    raise WaitTimeout(flight._too_late(timeout))  # noqa: SLF001  # a friend
+                if await waiter is not _LANDED:
+                    raise flight.without_answer(waiter, timeout)
                 if flight.has_failed:
                     break
         finally:
@@ -502,14 +564,16 @@ def _joined(flights: Sequence[Flight[Any]]) -> Generator[dict[Any, Flight[Any]]]
             waiter = flight.join()
             if waiter is not None:
                 joined[waiter] = flight
-        if inside is not None:
-            inside.awaits = {**inside.awaits, **joined}
+                if inside is not None:
+                    inside.begin_wait(waiter, flight)
+                    if waiter.done():
+                        raise flight.without_answer(waiter, None)
         yield joined
     finally:
         for waiter, flight in joined.items():
             flight.leave(waiter)
             if inside is not None:
-                inside.awaits.pop(waiter, None)
+                inside.end_wait(waiter)
 
 
 def _give_up(waiters: Sequence[asyncio.Future[str]]) -> None:
@@ -623,11 +687,15 @@ class Scoreboard:
         return flight
 
     def _check_recursion(self, op: str, outer: "ref[Flight[Any]]") -> None:
-        flight = _still_up(outer)
-        while flight is not None:
+        flight = inside = _still_up(outer)
+        number = 0
+        while inside is not None and flight is not None:
             if flight.op == op and flight.board is self:
-                message = f"{op}: its loader calls itself"
-                raise RecursiveLoad(message)
+                number += 1
+                waits = inside.waits_for(asyncio.current_task()) and flight.leads_to(inside, is_certain=True)
+                if waits or number >= _DEPTH:
+                    message = f"{op}: its loader calls itself"
+                    raise RecursiveLoad(message)
             flight = _still_up(flight.outer)
 
     def forget(self, op: str) -> None:

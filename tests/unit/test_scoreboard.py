@@ -19,6 +19,7 @@ from stampede_guard import (
     Scoreboard,
     WaitTimeout,
     WrongLoop,
+    _scoreboard,
 )
 from stampede_guard._scoreboard import Flight
 from stampede_guard._stats import Counters
@@ -348,6 +349,137 @@ async def test_load_that_launches_itself_beside_itself() -> None:
     with pytest.raises(RecursiveLoad, match="menu-7: its loader calls itself"):
         await board.debounce(OP, load)
     assert ["run"] == runs
+
+
+async def test_task_that_its_load_does_not_wait_for() -> None:
+    """What a load starts and leaves alone closes no circle: not for itself, and not for an unrelated caller."""
+    board, gate = Scoreboard(), Gate()
+    started: list[asyncio.Task[Any]] = []
+
+    async def load_a() -> str:
+        started.append(asyncio.create_task(board.debounce("b", load_b)))
+        await gate.passage()
+        return "a"
+
+    async def load_b() -> Any:
+        return "b with " + await board.debounce("a", load_a)
+
+    calls = [asyncio.create_task(board.debounce("a", load_a))]
+    await gate.arrivals(1)
+    calls.append(asyncio.create_task(board.debounce("b", load_b)))
+    await asyncio.sleep(0)
+    gate.open()
+
+    assert ["a", "b with a", "b with a"] == await asyncio.gather(*calls, *started)
+
+
+async def test_task_that_asks_for_the_load_that_started_it() -> None:
+    """A task that is left alone may ask for the op of the load that started it, and gets the answer of that load."""
+    board, gate = Scoreboard(), Gate()
+    started: list[asyncio.Task[Any]] = []
+
+    async def load() -> str:
+        started.append(asyncio.create_task(board.debounce(OP, never)))
+        await gate.passage()
+        return "soup"
+
+    call = asyncio.create_task(board.debounce(OP, load))
+    await gate.arrivals(1)
+    wait = next(iter(next(iter(board._up)).awaits.values()))
+    gate.open()
+
+    assert ["soup", "soup"] == await asyncio.gather(call, *started)
+    assert wait.look is not None
+    assert wait.look.cancelled()
+
+
+async def test_task_that_launches_the_load_that_started_it_anew() -> None:
+    """It may also load the op anew once that was forgotten."""
+    board, gate = Scoreboard(), Gate()
+    started: list[asyncio.Task[Any]] = []
+
+    async def load() -> str:
+        board.forget(OP)
+        started.append(asyncio.create_task(board.debounce(OP, anew)))
+        await gate.passage()
+        return "old"
+
+    async def anew() -> str:
+        return "new"
+
+    call = asyncio.create_task(board.debounce(OP, load))
+    await gate.arrivals(1)
+    gate.open()
+
+    assert ["old", "new"] == [await call, *await asyncio.gather(*started)]
+
+
+@pytest.fixture
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Look for circles often."""
+    monkeypatch.setattr(_scoreboard, "_LOOKS", (0.001, 0.002))
+
+
+@pytest.mark.usefixtures("often")
+async def test_load_that_waits_for_its_task_later() -> None:
+    """A load that comes to wait for a task of its own later closes the circle then, and the task gets the error."""
+    board, gate = Scoreboard(), Gate()
+
+    async def load() -> Any:
+        task = asyncio.create_task(board.debounce(OP, never))
+        await gate.passage()
+        return await task
+
+    call = asyncio.create_task(board.debounce(OP, load))
+    await gate.arrivals(1)
+    gate.open()
+    with pytest.raises(RecursiveLoad, match="menu-7: its loader waits for itself"):
+        await call
+
+
+@pytest.mark.usefixtures("often")
+async def test_load_that_waits_for_its_task_by_an_event() -> None:
+    """A circle that cannot be seen ends with the load's time."""
+    board, event = Scoreboard(load_timeout=0.01), asyncio.Event()
+    started: list[asyncio.Task[Any]] = []
+
+    async def ask() -> None:
+        try:
+            await board.debounce(OP, never)
+        finally:
+            event.set()
+
+    async def load() -> Any:
+        started.append(asyncio.create_task(ask()))
+        await event.wait()
+
+    with pytest.raises(LoadTimeout):
+        await board.debounce(OP, load)
+    with pytest.raises(LoadTimeout):
+        await started[0]
+
+
+async def test_tasks_that_launch_each_other_without_end() -> None:
+    """A load that launches itself by tasks that it may or may not wait for is stopped after a few."""
+    board, gate, runs = Scoreboard(), Gate(), []
+    started: list[asyncio.Task[Any]] = []
+
+    async def load() -> None:
+        runs.append("run")
+        board.forget(OP)
+        started.append(asyncio.create_task(board.debounce(OP, load)))
+        await gate.passage()
+
+    call = asyncio.create_task(board.debounce(OP, load))
+    async with asyncio.timeout(20):
+        while not any(task.done() for task in started):
+            await asyncio.sleep(0)
+    gate.open()
+    await call
+    outcomes = await asyncio.gather(*started, return_exceptions=True)
+
+    assert 16 == len(runs)
+    assert ["menu-7: its loader calls itself"] == [str(each) for each in outcomes if each is not None]
 
 
 async def test_load_may_ask_for_the_same_twice() -> None:
