@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from time import monotonic
 from typing import Any
 
@@ -262,6 +263,124 @@ async def test_guard_and_a_slot_on_its_way(shared: Valkeys, namespace: str) -> N
                 ask(server, "CLUSTER", "SETSLOT", slot, "STABLE")
 
     assert (b"soup", 1) == (answer, guard.stats().loads)
+
+
+@contextmanager
+def on_its_way(slot: int, source: ValkeyServer, target: ValkeyServer) -> Iterator[None]:
+    """Let *slot* be on its way from *source* to *target* while the block runs; afterwards it is empty, and stays."""
+    ask(target, "CLUSTER", "SETSLOT", slot, "IMPORTING", node_id(source))
+    ask(source, "CLUSTER", "SETSLOT", slot, "MIGRATING", node_id(target))
+    try:
+        yield
+    finally:
+        ask(target, "FLUSHALL")
+        for server in (source, target):
+            ask(server, "CLUSTER", "SETSLOT", slot, "STABLE")
+
+
+@pytest.mark.parametrize("moved", ["", "v", "l", "vl", "g", "vlg", "no g"])
+async def test_invalidation_in_a_slot_on_its_way(moved: str, shared: Valkeys, namespace: str) -> None:
+    """Wherever value, lease and lowest version are, or the one that is missing would be, it holds at once."""
+    (op,) = placed(namespace, 0)
+    base = f"sg1:{{{namespace}:{op}}}"
+    source, target, _ = shared.primaries
+    async with Guard(shared.url, namespace=namespace) as here, Guard(shared.url, namespace=namespace) as there:
+        for guard in (here, there):
+            await guard.fetch(op, load, ttl=60, l2_ttl=60, returns=bytes)
+        ask(source, "SET", f"{base}:l", "t" * 22)
+        if moved != "no g":
+            ask(source, "SET", f"{base}:g", "3")
+        with on_its_way(slot_of(base), source, target):
+            for name in moved.removeprefix("no g"):
+                ask(source, "MIGRATE", HOST, target.port, f"{base}:{name}", 0, 5_000)
+            await here.invalidate(op, version=8)
+            await until(lambda: there.peek(op) is None, "the word to arrive")
+            left = [ask(server, "KEYS", f"*{namespace}:{op}}}:*") for server in (source, target)]
+
+    key = f"{base}:g".encode()
+    assert ([[], [key]] if "g" in moved else [[key], []]) == left
+
+
+@pytest.mark.parametrize("moves", [False, True])
+async def test_tag_in_a_slot_on_its_way(moves: bool, shared: Valkeys, namespace: str) -> None:  # noqa: FBT001
+    """A mark is replaced where it is, before it has moved and after."""
+    (tag,) = placed(namespace, 0)
+    mark = f"sg1:{{{namespace}:{tag}}}:t"
+    source, target, _ = shared.primaries
+    async with Guard(shared.url, namespace=namespace) as guard:
+        await guard.fetch("menu", load, l2_ttl=60, tags=(tag,), returns=bytes)
+        before = ask(source, "GET", mark)
+        with on_its_way(slot_of(mark), source, target):
+            if moves:
+                ask(source, "MIGRATE", HOST, target.port, mark, 0, 5_000)
+            await guard.invalidate_tag(tag)
+            places = [ask(server, "CLUSTER", "COUNTKEYSINSLOT", slot_of(mark)) for server in (source, target)]
+            await guard.fetch("menu", load, l2_ttl=60, tags=(tag,), returns=bytes)
+
+    assert before
+    assert ([int(not moves), int(moves)], 2) == (places, guard.stats().loads)
+
+
+@pytest.mark.parametrize("moved", ["", "v"])
+async def test_value_in_a_slot_on_its_way_is_read(moved: str, shared: Valkeys, namespace: str) -> None:
+    """Wherever the value is, it is read, though no lease can be had."""
+    (op,) = placed(namespace, 0)
+    base = f"sg1:{{{namespace}:{op}}}"
+    source, target, _ = shared.primaries
+    async with Guard(shared.url, namespace=namespace) as guard:
+        await guard.fetch(op, load, l2_ttl=60, returns=bytes)
+        with on_its_way(slot_of(base), source, target):
+            for name in moved:
+                ask(source, "MIGRATE", HOST, target.port, f"{base}:{name}", 0, 5_000)
+            answers = [await guard.fetch(op, load, l2_ttl=60, returns=bytes) for _ in range(3)]
+
+    assert ([b"soup"] * 3, 3, 1) == (answers, guard.stats().l2_hits, guard.stats().loads)
+
+
+@pytest.mark.parametrize("after", ["g", "l", "v"])
+async def test_fill_between_the_parts_of_an_invalidation(
+    after: str, redis_url: str, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Key by key, the order is such that a load that began before leaves nothing, whenever it is stored."""
+    store = RedisStore(redis_url, deadline=5, connect_timeout=5)
+    key, token = f"sg1:{{{namespace}:menu-7}}", new_token()
+    invalidate = store._invalidate
+
+    async def key_by_key(keys: tuple[str, ...], version: int | None, message: bytes) -> None:
+        if len(keys) > 1:
+            raise Refused("TryAgainError")
+        await invalidate(keys, version, message)
+        if keys == (f"{key}:{after}",):
+            await store.fill(key, token, b"old", 60, None, b"w", tell_all=False)
+
+    monkeypatch.setattr(store, "_invalidate", key_by_key)
+    await store.acquire(key, (), token, 60, b"", 60)
+    await store.invalidate(key, None, b"i")
+    found = await find(store, key)
+    await store.aclose()
+
+    assert found is None
+
+
+@pytest.mark.parametrize("code", ["TryAgainError", "OutOfMemoryError"])
+async def test_refusal_of_an_invalidation(
+    code: str, redis_url: str, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is refused key by key too, or for another reason, is not confirmed."""
+    store = RedisStore(redis_url, deadline=5, connect_timeout=5)
+    asked = 0
+
+    async def refuse(*_: object) -> None:
+        nonlocal asked
+        asked += 1
+        raise Refused(code)
+
+    monkeypatch.setattr(store, "_run", refuse)
+    with pytest.raises(Refused, match=code):
+        await store.invalidate(f"sg1:{{{namespace}:menu-7}}", None, b"i")
+    await store.aclose()
+
+    assert asked == (2 if code == "TryAgainError" else 1)
 
 
 @pytest.mark.parametrize("is_expected", [False, True])

@@ -40,8 +40,8 @@ def _script(text: str) -> Script:
     return Script(text, sha1(text.encode(), usedforsecurity=False).hexdigest())
 
 
-# KEYS v l · ARGV token, lease in ms, last byte to read, what was seen and is not wanted ("" nothing, "*" anything),
-# a token of the same flight whose request went unanswered
+# KEYS v l, or v alone to read it · ARGV token, lease in ms, last byte to read, what was seen and is not wanted
+# ("" nothing, "*" anything), a token of the same flight whose request went unanswered
 ACQUIRE = _script("""
     if ARGV[4] ~= '*' then
       local value = redis.pcall('GETRANGE', KEYS[1], 0, ARGV[3])
@@ -50,6 +50,7 @@ ACQUIRE = _script("""
         return {'HIT', redis.call('PTTL', KEYS[1]), value}
       end
     end
+    if not KEYS[2] then return redis.error_reply('TRYAGAIN without the value the lease is needed') end
     local lease = redis.call('GET', KEYS[2])
     local holder = string.sub(lease or '', 1, 22)
     if lease and ARGV[4] ~= '*' and holder ~= ARGV[1] and holder ~= ARGV[5] then
@@ -93,14 +94,22 @@ RELEASE = _script("""
     return redis.call('DEL', KEYS[1])
 """)
 
-# KEYS v l g · ARGV lowest version from now on ("" none), life of g in ms, channel, message
+# KEYS any of v l g · ARGV lowest version from now on ("" none), life of g in ms, channel, message ("" none)
+# A server without memory to spare refuses a script's first SET, but not one that comes after another write. That
+# must not be a DEL of the key: in a slot on its way to another node, a script may not set a key that is not there.
 INVALIDATE = _script("""
-    redis.call('DEL', KEYS[1], KEYS[2])
-    redis.call('PUBLISH', ARGV[3], ARGV[4])
-    if ARGV[1] ~= '' then
-      local lowest = tonumber(redis.pcall('GET', KEYS[3])) or 0
-      redis.call('SET', KEYS[3], math.max(lowest, tonumber(ARGV[1])), 'PX', ARGV[2])
+    local dropped = {}
+    for _, key in ipairs(KEYS) do
+      if string.sub(key, -2) ~= ':g' then
+        table.insert(dropped, key)
+      elseif ARGV[1] ~= '' then
+        local lowest = tonumber(redis.pcall('GET', key)) or 0
+        redis.call('PEXPIRE', key, ARGV[2])
+        redis.call('SET', key, math.max(lowest, tonumber(ARGV[1])), 'PX', ARGV[2])
+      end
     end
+    if #dropped > 0 then redis.call('DEL', unpack(dropped)) end
+    if ARGV[4] ~= '' then redis.call('PUBLISH', ARGV[3], ARGV[4]) end
     return 1
 """)
 
@@ -120,10 +129,9 @@ MARK = _script("""
 """)
 
 # KEYS t · ARGV random bytes for the new mark, life in ms, channel, message
-# A server without memory to spare refuses a script's first SET, but not one that comes after a DEL.
 INVALIDATE_TAG = _script("""
     local mark = string.sub(redis.sha1hex(ARGV[1] .. table.concat(redis.call('TIME'), '.')), 1, 11)
-    redis.call('DEL', KEYS[1])
+    redis.call('PEXPIRE', KEYS[1], ARGV[2])
     redis.call('SET', KEYS[1], mark, 'PX', ARGV[2])
     redis.call('PUBLISH', ARGV[3], ARGV[4])
     return 1

@@ -34,6 +34,7 @@ from ._urls import Servers, make_topology
 _ROOM = 1024  # bytes for the header of a value
 _VERSION_LIFE = 600.0  # seconds that a lowest version is kept: longer than any load, lag or transaction
 _NO_SCRIPT = "NoScriptError"
+_TRY_AGAIN = "TryAgainError"  # a slot is on its way, and the keys are not at one node, or are missing
 _ABILITIES = frozenset({"leases", "backplane", "tags", "versions"})
 _TOGETHER = 64  # operations that may wait for each connection
 _KNOWN = 64  # nodes whose batches are remembered, be there any or not
@@ -194,12 +195,22 @@ class RedisStore:
             return verdict
         reply, marks = answer
         if isinstance(reply, Refused):
-            reply = await self._once_more(node, look.acquisition(), reply)
+            reply = await self._acquire_once_more(node, look.acquisition(), reply)
         marks = [*marks]
         for at, mark in enumerate(marks):
             if isinstance(mark, Refused):
                 marks[at] = await self._once_more(places[at], marking(tags[at], look.life), mark)
         return as_verdict(reply, tuple(marks))
+
+    async def _acquire_once_more(self, node: Node, call: Call, refusal: Refused) -> Any:
+        """Run ACQUIRE as `_once_more`; read the value alone where it may be at another node than the lease."""
+        if str(refusal) != _TRY_AGAIN:
+            try:
+                return await self._once_more(node, call, refusal)
+            except Refused as again:
+                if str(again) != _TRY_AGAIN:
+                    raise
+        return await self._run(call._replace(keys=call.keys[:1]))
 
     def _look(self, node: Node, look: Look, places: Sequence[Node]) -> Awaitable[Any]:
         """Ask *node* for the value, and for the marks those nodes that have them, all at once."""
@@ -253,9 +264,19 @@ class RedisStore:
         await self._run(Call(int, _scripts.RELEASE, (f"{key}:l",), (token, self._bus, message)))
 
     async def invalidate(self, key: str, version: int | None, message: bytes) -> None:
-        """Run INVALIDATE."""
+        """Run INVALIDATE; key by key where the keys of a slot that is on its way are at two nodes."""
+        try:
+            await self._invalidate(_keys(key), version, message)
+        except Refused as refusal:
+            if str(refusal) != _TRY_AGAIN:
+                raise
+            # The value last: a load that began before must find no lease when it is gone, nor a lower version.
+            for name, said in (("g", b""), ("l", b""), ("v", message)):
+                await self._invalidate((f"{key}:{name}",), version, said)
+
+    async def _invalidate(self, keys: tuple[str, ...], version: int | None, message: bytes) -> None:
         lowest = "" if version is None else version
-        await self._run(Call(int, _scripts.INVALIDATE, _keys(key), (lowest, _ms(_VERSION_LIFE), self._bus, message)))
+        await self._run(Call(int, _scripts.INVALIDATE, keys, (lowest, _ms(_VERSION_LIFE), self._bus, message)))
 
     async def invalidate_tag(self, key: str, mark: bytes, life: float, message: bytes) -> None:
         """Run INVALIDATE_TAG."""
