@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Callable, Coroutine, Sequence
 from contextvars import ContextVar
+from dataclasses import dataclass, replace
 from functools import partial, update_wrapper
 from types import MethodType, SimpleNamespace
 from typing import (
@@ -42,6 +43,23 @@ _ROOM = 8192  # calls that a function's front knows: a front with all keys would
 _default_guard = Guard()
 
 
+@dataclass(frozen=True, slots=True)
+class OneOfMany:
+    """What a function of one id, made for a loader of many, is besides a function.
+
+    Attributes:
+        loader: Of many.
+        load_alone: Loads one id for one caller.
+        answers: Returns the type of what is known of one id.
+        checking: Takes what builds ops, and returns the same with a check of the id.
+    """
+
+    loader: Callable[..., Any]
+    load_alone: Callable[..., Coroutine[Any, Any, Any]]
+    answers: Callable[[], Any]
+    checking: Callable[[Callable[..., str]], Callable[..., str]]
+
+
 class Coalesced(Callee, Generic[P, T]):
     """A coroutine function whose concurrent identical calls cost one call.
 
@@ -74,20 +92,25 @@ class Coalesced(Callee, Generic[P, T]):
         is_shared = policy.l2_ttl is not None
         spec = compile_key(function, key, ignore=ignore, vary=vary, is_shared=is_shared)
         name = spec.template.text if spec.template is not None else name_of(function)
+        many: OneOfMany | None = getattr(function, "stampede_guard_one_of_many", None)
         if spec.is_local and is_shared:
+            otherwise = "ignore=('self',)" if many is None else "as key= a function of the instance and of one id"
             message = (
                 f"{name_of(function)}: l2_ttl= shares answers between processes, which know nothing of this process's "
-                "instances. Put {self.attribute} into the key template, or pass ignore=('self',)"
+                f"instances. Put {{self.attribute}} into the key template, or pass {otherwise}"
             )
             raise InvalidKey(message)
+        if many is not None:
+            spec = replace(spec, build=many.checking(spec.build))
         self._build_key = spec.build
+        self._alone = function if many is None else many.load_alone
         self._build_tags = compile_tags(function, tags)
         self._is_local = spec.is_local
         self._operation = guard.add_operation(
             name,
             policy,
             codec=codec,
-            annotation=getattr(function, "answers", None) or partial(return_annotation, function),
+            annotation=partial(return_annotation, function) if many is None else many.answers,
             vary=vary,
             tags=tags,
         )
@@ -163,7 +186,8 @@ class Coalesced(Callee, Generic[P, T]):
 
     async def bypass(self, *args: P.args, **kwargs: P.kwargs) -> T:
         """Run the function for this caller alone: nothing is read, shared or stored."""
-        return await self.__wrapped__(*args, **kwargs)
+        answer: T = await self._mine(self._alone)(*args, **kwargs)
+        return answer
 
     if TYPE_CHECKING:
 
@@ -435,5 +459,6 @@ def return_annotation(function: Callable[..., Any]) -> Any:
 
 def parts_of(coalesced: Coalesced[Any, Any]) -> tuple[Operation, Callable[..., str], bool]:
     """Return a coalesced function's operation, what builds its ops, and whether these mean something here alone."""
-    build_key = coalesced._mine(coalesced._build_key)  # noqa: SLF001  # this is for who builds on it
+    build_key = coalesced._build_key  # noqa: SLF001  # this is for what builds on it
+    build_key = coalesced._mine(getattr(build_key, "unchecked", build_key))  # noqa: SLF001
     return coalesced._operation, build_key, coalesced._is_local  # noqa: SLF001

@@ -11,7 +11,7 @@ others do not wait.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Hashable, Mapping
+from collections.abc import Callable, Coroutine, Hashable, Mapping, Sequence
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -190,6 +190,17 @@ class Gathering:
         op = f"{self._key(*args)} (batch)"
         batch.flight = self._guard.launch_batch(self._operation, op, batch.is_ready, load)
         return batch
+
+    async def load_alone(self, *args: Any) -> Any:
+        """Load one id for one caller: in no batch, and for nobody else."""
+        return (await self._load_all(args[:-1], {args[-1]: None})).get(args[-1])
+
+    async def load_aside(self, receiver: Args, ids: Sequence[Any]) -> dict[Any, Any]:
+        """Load *ids* for one caller, as many at once as the loader may be called with."""
+        values: dict[Any, Any] = {}
+        for first in range(0, len(ids), self.max_batch):
+            values |= await self._load_all(receiver, dict.fromkeys(ids[first : first + self.max_batch]))
+        return values
 
     async def _load_all(self, receiver: Args, ids: Mapping[Any, None]) -> dict[Any, Any]:
         asked = dict(ids)

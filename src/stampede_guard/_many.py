@@ -9,9 +9,9 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from functools import partial, update_wrapper
 from types import MethodType
-from typing import Any, Generic, Optional, TypeVar, Unpack, get_args, get_origin, overload
+from typing import Any, Generic, Optional, TypeVar, Unpack, cast, get_args, get_origin, overload
 
-from ._coalesce import Coalesced, checked, coalesce, parts_of, return_annotation
+from ._coalesce import Coalesced, OneOfMany, checked, coalesce, parts_of, return_annotation
 from ._codec import Codec
 from ._entry import Entry
 from ._gather import Gathering, Loader, Seat
@@ -76,10 +76,16 @@ class CoalescedMany(Generic[K, V]):
         return {one_id: value for one_id, value in zip(asked, answers, strict=True) if value is not None}
 
     async def bypass(self, ids: Iterable[K]) -> dict[K, V]:
-        """Run the loader for this caller alone: nothing is read, shared or stored."""
+        """Run the loader for this caller alone: nothing is read, shared or stored.
+
+        It is called with at most `max_batch` ids at once, and then again for the others.
+
+        Raises:
+            WrongAnswer: the loader returned something else than a mapping of the ids that it was asked for.
+        """
         asked = self._checked(ids)
-        answer = await self.__wrapped__(list(asked))
-        return {one_id: answer[one_id] for one_id in asked if answer.get(one_id) is not None}
+        values = await self._gathering.load_aside(self._args, asked)
+        return {one_id: values[one_id] for one_id in asked if values.get(one_id) is not None}
 
     async def invalidate(self, *ids: K) -> None:
         """Forget what is known of *ids*, that they have no value included; for the rest, see `Coalesced.invalidate`.
@@ -264,7 +270,7 @@ def _decorated(
     key: object, decorate_one: Callable[[Any], Coalesced[Any, Any]], max_batch: int, max_wait: float, function: Loader
 ) -> Any:
     gathering = Gathering(function, max_batch, max_wait)
-    one = decorate_one(_one_of(function, key, gathering.load))
+    one = decorate_one(_one_of(function, key, gathering))
     operation, build_key, _ = parts_of(one)
     gathering.serve(one.guard, operation, build_key)
     if receiver_of(function) is None:
@@ -286,8 +292,8 @@ def _version_of(version: Callable[[Any], int], value: Any) -> int:
     return 0 if value is None else version(value)
 
 
-def _one_of(function: Loader, key: object, load: Callable[..., Coroutine[Any, Any, Any]]) -> Any:
-    """Return the function of one id that stands for the loader *function*: it loads by *load*."""
+def _one_of(function: Loader, key: object, gathering: Gathering) -> Any:
+    """Return the function of one id that stands for the loader *function*: it loads by *gathering*."""
     own = [
         each.name for each in parameters_of(function) if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)
     ]
@@ -301,6 +307,11 @@ def _one_of(function: Loader, key: object, load: Callable[..., Coroutine[Any, An
     names = [_id_in(key, receiver, name_of(function)) if isinstance(key, str) else own[-1]]
     if receiver is not None:
         names.insert(0, receiver)
+    return _of_one_id(function, names, gathering)
+
+
+def _of_one_id(function: Loader, names: Sequence[str], gathering: Gathering) -> Any:
+    """Return that function, whose parameters have these *names*, with what goes with it."""
 
     def like_this() -> None: ...
 
@@ -309,10 +320,26 @@ def _one_of(function: Loader, key: object, load: Callable[..., Coroutine[Any, An
     like_this.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
         [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in names]
     )
-    one = compile_like(like_this, (f"return await _sg_load({', '.join(names)})",), {"_sg_load": load}, is_async=True)
+    arguments = ", ".join(names)
+
+    def check_id(one_id: object) -> None:
+        if not _is_hashable(one_id):
+            message = f"{one.__qualname__}: {one_id!r} is no id: it cannot be a key of a dict"
+            raise InvalidKey(message)
+
+    def made(line: str, *, is_async: bool = False, **used: Callable[..., Any]) -> Any:
+        lines = f"_sg_check({names[-1]})", line.format(arguments)
+        return compile_like(like_this, lines, {"_sg_check": check_id, **used}, is_async=is_async)
+
+    def checking(build: Callable[..., str]) -> Callable[..., str]:
+        build_checked: Any = made("return _sg_build({})", _sg_build=build)
+        build_checked.unchecked = build
+        return cast("Callable[..., str]", build_checked)
+
+    one = made("return await _sg_load({})", is_async=True, _sg_load=gathering.load)
+    alone = made("return await _sg_load({})", is_async=True, _sg_load=gathering.load_alone)
     one.__doc__ = function.__doc__
-    one.loader = function
-    one.answers = partial(_answers_of, function)
+    one.stampede_guard_one_of_many = OneOfMany(function, alone, partial(_answers_of, function), checking)
     return one
 
 

@@ -135,7 +135,8 @@ class Registry:
                 answer differently.
         """
         function = owner.__wrapped__
-        function = getattr(function, "loader", function)  # of one id: what loads many
+        many = getattr(function, "stampede_guard_one_of_many", None)
+        function = function if many is None else many.loader
         claim = _Claim(
             ref(owner),
             name_of(function),

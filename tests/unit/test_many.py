@@ -1019,6 +1019,100 @@ async def test_bypass_is_for_one_caller_alone(menus: Menus, guard: Guard) -> Non
     assert load.peek(1) is None
 
 
+async def test_bypass_calls_the_loader_as_it_may_be_called(menus: Menus, guard: Guard) -> None:
+    """`bypass` calls the loader with at most `max_batch` ids, and for none of them not at all."""
+    load = loader_of(menus, guard, max_batch=2)
+
+    assert {} == await load.bypass([])
+    assert [] == menus.asked
+    assert [3, 1, 5, 4, 2] == list(await load.bypass(iter([3, 1, 5, 4, 2])))
+    assert [[3, 1], [5, 4], [2]] == menus.asked
+
+
+async def test_bypass_of_one_is_in_no_batch(menus: Menus, guard: Guard) -> None:
+    """`one.bypass` has a load of its own beside a batch of the same tick, in the caller's context."""
+    load = loader_of(menus, guard)
+    menus.missing = {2}
+
+    answers = await asyncio.gather(load.one(7), load.one.bypass(7), load.one(8), load.one.bypass(2))
+
+    assert ["menu 7", "menu 7", "menu 8", None] == answers
+    assert [[2], [7], [7, 8]] == sorted(menus.asked)
+    assert load.peek(2) is None
+
+
+async def test_bypass_of_a_method(guard: Guard) -> None:
+    """Of a bound loader, `bypass` and `one.bypass` run for this instance."""
+
+    class Shop:
+        name = "shop"
+
+        @coalesce_many("shop-{menu_id}", guard=guard)
+        async def load(self, menu_ids: list[int]) -> dict[int, str]:
+            return {menu_id: f"{self.name} {menu_id}" for menu_id in menu_ids}
+
+    assert {7: "shop 7"} == await Shop().load.bypass([7])
+    assert "shop 7" == await Shop().load.one.bypass(7)
+    assert "shop 7" == await Shop().load.one.bypass(menu_id=7)
+
+
+@pytest.mark.parametrize("answer", [None, [], {8: "menu"}])
+async def test_bypass_of_a_loader_that_answers_wrongly(answer: Any, guard: Guard) -> None:
+    """What the loader may not return is refused on every way."""
+
+    @coalesce_many("menu-{menu_id}", guard=guard)
+    async def load(menu_ids: list[int]) -> dict[int, str]:
+        return answer
+
+    with pytest.raises(WrongAnswer):
+        await load.bypass([7])
+    with pytest.raises(WrongAnswer):
+        await load.one.bypass(7)
+
+
+@pytest.mark.parametrize("name", ["__call__", "refresh", "bypass", "key", "peek", "invalidate"])
+@pytest.mark.parametrize("template", ["menu-{menu_id}", None])
+async def test_what_is_no_id_is_no_single_id(template: Any, name: str, menus: Menus, guard: Guard) -> None:
+    """What cannot be a key of a dict is refused for one id as for many, before anything is launched."""
+
+    @coalesce_many(template, guard=guard, ttl=60)
+    async def load(menu_ids: list[int]) -> dict[int, str]:
+        return await menus.read(menu_ids)
+
+    ask: Any = getattr(load.one, name)
+    with pytest.raises(InvalidKey, match=r"load\.one: \[7\] is no id: it cannot be a key of a dict"):
+        await ask([7])
+    assert (0, []) == (guard.stats().executions, menus.asked)
+
+
+async def test_ids_that_are_equal_and_of_two_types(menus: Menus, guard: Guard) -> None:
+    """Equal ids of two types are one in a call for many, and have an op, and a load, each when asked for alone."""
+
+    @coalesce_many(guard=guard, ttl=60)
+    async def load(menu_ids: list[float]) -> dict[float, str]:
+        return {menu_id: f"menu {menu_id}" for menu_id in menu_ids}
+
+    assert {1: "menu 1"} == await load([1, 1.0, True])
+    assert ["menu 1", "menu 1.0"] == await asyncio.gather(load.one(1), load.one(1.0))
+
+
+def test_method_in_the_store_is_told_what_it_may_pass(store: FaultStore) -> None:
+    """A method whose ops mean something here alone is told of options that there are: `ignore` is none."""
+    guard = Guard(lambda: store)
+
+    class Shop:
+        async def load(self, menu_ids: list[int]) -> dict[int, str]:
+            return {}
+
+        @coalesce_many(key=lambda self, menu_id: f"keyed-{menu_id}", guard=guard, l2_ttl=60)
+        async def keyed(self, menu_ids: list[int]) -> dict[int, str]:
+            return {}
+
+    with pytest.raises(InvalidKey, match=r"Put {self.attribute} .*, or pass as key= a function of the instance and of"):
+        coalesce_many("shop-{menu_id}", guard=guard, l2_ttl=60)(Shop.load)
+    assert "keyed-7" == Shop().keyed.key(7)
+
+
 async def test_a_key_function(guard: Guard) -> None:
     """A key may be a function of one id."""
 
