@@ -34,7 +34,7 @@ class Course:
         is_private: Whether nobody can join the flight.
     """
 
-    __slots__ = ("_epoch", "_is_private", "_load", "_operation", "_site", "_sites")
+    __slots__ = ("_epoch", "_generation", "_is_private", "_load", "_operation", "_site", "_sites")
 
     def __init__(  # noqa: PLR0917  # made by the guard alone
         self,
@@ -50,6 +50,7 @@ class Course:
         self._operation = operation
         self._load = load
         self._epoch = epoch
+        self._generation = operation.lineage.generation
         self._is_private = is_private
 
     async def fly(self, flight: Flight[Any]) -> Any:
@@ -84,14 +85,17 @@ class Course:
 
     def _still_holds(self, flight: Flight[Any]) -> bool:
         """Whether what *flight* has may be stored: it has not ended, and nothing was invalidated since the epoch."""
-        return not flight.landed and self._site.epochs.of(flight.op, flight.tags) == self._epoch
+        is_latest = self._site.epochs.of(flight.op, flight.tags) == self._epoch and not self._generation.is_over
+        return is_latest and not flight.landed
 
     def _keep(self, flight: Flight[Any], kept: object, life: float | None) -> None:
         """Put into L1, for no longer than the store's copy has left."""
         policy = self._operation.policy
         if policy.ttl is not None:
             ttl = _spread(policy.ttl, policy.jitter)
-            self._site.memory.put(flight.op, kept, ttl if life is None else min(ttl, life), flight.tags)
+            self._site.memory.put(
+                flight.op, kept, ttl if life is None else min(ttl, life), flight.tags, self._generation
+            )
         if flight.is_refresh:
             self._forget_elsewhere(flight.op)
 

@@ -7,6 +7,38 @@ Without that, a value read before an invalidation could be put back after it.
 from collections.abc import Sequence
 from itertools import count
 
+
+class Generation:
+    """One definition of a function: what is remembered of it ends with it.
+
+    Attributes:
+        is_over: Whether the function was defined anew.
+    """
+
+    __slots__ = ("is_over",)
+
+    def __init__(self) -> None:
+        self.is_over = False
+
+
+class Lineage:
+    """The definitions that one function has had; those that still live share the last generation.
+
+    Attributes:
+        generation: The last.
+    """
+
+    __slots__ = ("generation",)
+
+    def __init__(self) -> None:
+        self.generation = Generation()
+
+    def begin_anew(self) -> None:
+        """Let nothing that was remembered, or is being loaded, be an answer any more."""
+        self.generation.is_over = True
+        self.generation = Generation()
+
+
 _LIMIT = 65_536
 _TAG = "\0tag:"  # tags are counted among the ops, under names that no op has
 

@@ -14,7 +14,7 @@
 #include <stddef.h>
 #include <time.h>
 
-#define FORM 3 /* as in _pure.py: raise both when what they offer changes */
+#define FORM 4 /* as in _pure.py: raise both when what they offer changes */
 
 static PyObject *miss;      /* what a front returns when it has no answer */
 static PyObject *monotonic; /* time.monotonic: the one clock that can be read without a call */
@@ -51,6 +51,7 @@ static PyTypeObject TallyType = {
 typedef struct {
     PyObject_HEAD
     PyObject *value;
+    PyObject *generation; /* holds nothing that could lead back here, so it is not visited */
     double fresh_until;
     char used;
 } Held;
@@ -68,19 +69,23 @@ static int held_clear(Held *self) {
 static void held_dealloc(Held *self) {
     PyObject_GC_UnTrack(self);
     Py_TRASHCAN_BEGIN(self, held_dealloc) /* what is held may hold another, and so on */
+    Py_CLEAR(self->generation);
     Py_CLEAR(self->value);
     PyObject_GC_Del(self);
     Py_TRASHCAN_END
 }
 
 static PyObject *held_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    PyObject *value;
+    PyObject *value, *generation = Py_None;
     double fresh_until;
-    if (!takes_no_keywords(kwargs, "Held") || !PyArg_ParseTuple(args, "Od:Held", &value, &fresh_until)) return NULL;
+    if (!takes_no_keywords(kwargs, "Held")) return NULL;
+    if (!PyArg_ParseTuple(args, "Od|O:Held", &value, &fresh_until, &generation)) return NULL;
     Held *self = PyObject_GC_New(Held, type);
     if (self == NULL) return NULL;
     Py_INCREF(value);
     self->value = value;
+    Py_INCREF(generation);
+    self->generation = generation;
     self->fresh_until = fresh_until;
     self->used = 0;
     if (PyObject_IS_GC(value)) PyObject_GC_Track(self);
@@ -103,6 +108,7 @@ static PyMethodDef held_methods[] = {
 
 static PyMemberDef held_members[] = {
     {"value", T_OBJECT_EX, offsetof(Held, value), READONLY, NULL},
+    {"generation", T_OBJECT_EX, offsetof(Held, generation), READONLY, NULL},
     {"fresh_until", T_DOUBLE, offsetof(Held, fresh_until), READONLY, NULL},
     {"used", T_BOOL, offsetof(Held, used), 0, NULL},
     {NULL},

@@ -299,7 +299,7 @@ class Guard:
         is_refresh: bool = False,
     ) -> Flight[Any]:
         # The epoch is taken here, before anything is read: what begins after the launch overtakes it.
-        epoch = self._epochs.of(op, tags)
+        epoch, generation = self._epochs.of(op, tags), operation.lineage.generation
         course: Course
         if operation.policy.l2_ttl is None:
             course, glance = Course(self._sites, site, operation, load, epoch, is_private), None
@@ -318,6 +318,7 @@ class Guard:
             is_refresh=is_refresh,
             glance=glance,
         )
+        flight.generation = generation
         flight.joinable_until = site.memory.joinable_until()
         return flight
 
@@ -585,8 +586,7 @@ class Guard:
             InvalidKey: another function's calls could have the same ops.
         """
         if self._registry.add(owner, spec, operation):  # defined anew: what the old function left is not its own
-            self._epochs.bump_all()
-            self._sites.tell(Site.forget_all)
+            self._sites.tell(Site.forget_replaced)
 
     async def __aenter__(self) -> Self:
         """Open the store's connections for the running loop; a dead store is no reason not to start.

@@ -48,6 +48,7 @@ class KeySpec:
         is_explicit: Whether a function of the user's builds the ops.
         is_local: Whether ops mean something to this process alone, because an instance is part of them.
         shape: What keeps this function's ops apart from those of others.
+        recipe: What the op is made of, beside the arguments.
         arguments: Names of the parameters whose values alone make the op; `None` if something else has a part in it.
     """
 
@@ -56,6 +57,7 @@ class KeySpec:
     is_explicit: bool
     is_local: bool
     shape: Shape
+    recipe: tuple[object, ...]
     arguments: tuple[str, ...] | None
 
     def collides_with(self, other: "KeySpec") -> bool:
@@ -122,6 +124,7 @@ def compile_key(  # noqa: PLR0915  # one decision after the other
         is_explicit=callable(key),
         is_local=receiver is not None and not is_named,
         shape=shape,
+        recipe=(template and template.text, frozenset(ignore), *vary),
         arguments=None if receiver is not None or vary or callable(key) else _arguments(function, template, ignore),
     )
 

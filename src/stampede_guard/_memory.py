@@ -14,9 +14,11 @@ from weakref import WeakSet, finalize, ref
 
 from cachetools import FIFOCache
 
+from ._epochs import Generation
 from ._front import Era, Front, Held
 
 _SPARED = 16  # entries that one eviction lets past, since they were used
+_LASTING = Generation()
 UNTRUSTED_LIFE = 1.0  # seconds that an entry lives while nobody would tell us of its invalidation
 
 
@@ -127,7 +129,7 @@ class Memory:
         if now >= self._era.trusted_until:
             self._lapse()
             return None
-        if now < held.fresh_until:
+        if now < held.fresh_until and not held.generation.is_over:
             held.used = True
             return held
         self._entries.discard(op)
@@ -145,12 +147,14 @@ class Memory:
             self._fronts.add(front)
         front.note(args, held, self._era)  # which has another by now, if another thread's loop asked too
 
-    def put(self, op: str, value: object, life: float, tags: Sequence[str] = ()) -> None:
-        """Keep *value* for *life* seconds."""
+    def put(
+        self, op: str, value: object, life: float, tags: Sequence[str] = (), generation: Generation = _LASTING
+    ) -> None:
+        """Keep *value* for *life* seconds, or until its *generation* is over."""
         now = self._clock()
         if now >= self._era.trusted_until:
             self._lapse()
-        self._entries.add(op, Held(value, now + min(life, self._longest)), tags)
+        self._entries.add(op, Held(value, now + min(life, self._longest), generation), tags)
 
     def drop(self, op: str) -> None:
         """Forget *op*."""

@@ -5,6 +5,7 @@ from contextvars import Context, ContextVar, copy_context
 from typing import Any
 
 from ._codec import Codec, codec_for
+from ._epochs import Lineage
 from ._policy import Policy, version_number
 from ._stats import Counters
 from .errors import CannotEncode, ConfigurationError
@@ -50,6 +51,7 @@ class Operation:
     Attributes:
         lease_length: Seconds that the right to load lasts unless it is renewed: long enough not to be, most of the
             time.
+        lineage: Its function's definitions, if it is one of several.
         longest_life: Seconds that its values are in L2 at most.
     """
 
@@ -62,6 +64,7 @@ class Operation:
         "counters",
         "is_batched",
         "lease_length",
+        "lineage",
         "longest_life",
         "name",
         "policy",
@@ -88,6 +91,7 @@ class Operation:
         self.counters = counters
         self.vary = tuple(vary)
         self.tags = tuple(tags)
+        self.lineage = Lineage()
         self.is_batched = False  # its flights load in batches, and those are what is counted and limited
         self._codec = codec
         self._annotation = annotation

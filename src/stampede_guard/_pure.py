@@ -10,7 +10,7 @@ __all__ = ("MISS", "Callee", "Era", "Front", "Held", "Tally")
 
 MISS: Any = object()
 
-FORM = 3  # raised whenever what is here changes, here and in `_fast.c`: what was compiled before is of no use then
+FORM = 4  # raised whenever what is here changes, here and in `_fast.c`: what was compiled before is of no use then
 
 _PLAIN = frozenset({int, str, type(None)})  # equal ones of these classes are alike; 1, 1.0 and True are not
 
@@ -30,15 +30,17 @@ class Held:
     Args:
         value: Any.
         fresh_until: Instant of the memory's clock.
+        generation: Whose value it is.
 
     Attributes:
         used: Whether it was an answer since an eviction last came by.
     """
 
-    __slots__ = ("fresh_until", "used", "value")
+    __slots__ = ("fresh_until", "generation", "used", "value")
 
-    def __init__(self, value: Any, fresh_until: float, /) -> None:
+    def __init__(self, value: Any, fresh_until: float, generation: Any = None, /) -> None:
         self.value = value
+        self.generation = generation
         self.fresh_until = fresh_until
         self.used = False
 

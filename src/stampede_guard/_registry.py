@@ -2,12 +2,16 @@
 
 import gc
 import logging
+import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import CodeType, FrameType, FunctionType
 from typing import Any
 from weakref import ref
 
 from ._canonical import text_of
+from ._epochs import Lineage
 from ._keys import KeySpec, name_of
 from ._operation import Operation
 from ._stats import Counters
@@ -19,16 +23,76 @@ _NAMES = 4096  # that are counted each for itself
 _OTHERS = "others"
 _BRACES = "{}"  # no template
 
+_REMEMBERED = 1024  # functions that are gone, but what memory has of them is not
+
 logger = logging.getLogger("stampede_guard")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class _Claim:
+    """What is known of a function whose ops are taken.
+
+    Attributes:
+        owner: What was decorated.
+        name: The function's, module included.
+        code: Its code: what is compiled anew is another.
+        module: The identity of its module's namespace.
+        run: What ran of its module when it was decorated, the outermost code: two functions of one run are two.
+        has_closure: Whether it takes variables from around it.
+        spec: How its ops are built.
+        operation: What they belong to.
+        lineage: Its definitions.
+    """
+
     owner: ref[Any]
-    name: str  # of the function, module included
+    name: str
+    code: ref[CodeType]
+    module: int
+    run: ref[CodeType] | None
     has_closure: bool
     spec: KeySpec
-    operation: Operation
+    operation: ref[Operation]
+    lineage: Lineage
+
+    @classmethod
+    def of(cls, owner: Any, spec: KeySpec, operation: Operation) -> "_Claim":
+        """Return the claim of *owner* to the ops of *spec*, which keeps nothing that belongs to the function."""
+        functions = _functions_of(owner)
+        innermost = functions[-1]
+        return cls(
+            owner=ref(owner),
+            name=name_of(functions[0]),
+            code=ref(innermost.__code__),
+            module=id(innermost.__globals__),
+            run=_run_of(innermost.__globals__),
+            has_closure=any(each.__closure__ is not None for each in functions),
+            spec=replace(spec, build=str),
+            operation=ref(operation),
+            lineage=operation.lineage,
+        )
+
+    @property
+    def is_in_use(self) -> bool:
+        """Whether what was decorated is still there."""
+        if self.owner() is not None:
+            gc.collect()  # it may be garbage, in a cycle
+        return self.owner() is not None
+
+    def has_code_of(self, other: "_Claim") -> bool:
+        """Whether this is the definition of *other*, that was run once more."""
+        return self.name == other.name and self.code() is other.code() and self.module == other.module
+
+    def reloads(self, other: "_Claim") -> bool:
+        """Whether this is another definition of the same function: its module was loaded again, or its cell run."""
+        theirs = other.owner()
+        if self.name != other.name or self.has_code_of(other) or theirs is None:
+            return False
+        if self.run is not None and other.run is not None and self.run() is other.run():
+            return False
+        mine = self.owner()
+        assert mine is not None
+        new, old = _functions_of(mine)[-1], _functions_of(theirs)[-1]
+        return new.__globals__ is old.__globals__ or _is_of_one_file(new.__code__, old.__code__)
 
 
 class Registry:
@@ -51,8 +115,9 @@ class Registry:
     def operations(self) -> Iterator[Operation]:
         """Yield the operations of all living functions."""
         for claim in self._claims:
-            if claim.owner() is not None:
-                yield claim.operation
+            operation = claim.operation()
+            if operation is not None and claim.owner() is not None:
+                yield operation
 
     def spell_op(self, op: str, values: Mapping[str, object]) -> str:
         """Return the op that is meant: *op* itself, or the one that it makes of *values* as a key template.
@@ -128,47 +193,85 @@ class Registry:
             )
 
     def add(self, owner: Any, spec: KeySpec, operation: Operation) -> bool:
-        """Claim the ops of *spec* for *owner*; return whether a function of the same name had them before.
+        """Claim the ops of *spec* for *owner*; return whether another definition had them before.
+
+        What that one has left, in memory and in loads under way, is over then.
 
         Raises:
-            InvalidKey: a function of another name has them, or a living closure of the same name, which may
-                answer differently.
+            InvalidKey: a living function has them, which may answer differently.
         """
-        function = owner.__wrapped__
-        many = getattr(function, "stampede_guard_one_of_many", None)
-        function = function if many is None else many.loader
-        claim = _Claim(
-            ref(owner),
-            name_of(function),
-            function.__closure__ is not None,
-            spec,
-            operation,
-        )
+        claim = _Claim.of(owner, spec, operation)
         rivals = [other for other in self._claims if other.spec.collides_with(spec)]
-        for rival in rivals:
-            self._settle(claim, rival)
-        self._claims = [other for other in self._claims if other not in rivals and other.owner() is not None]
+        replaced = [rival for rival in rivals if _replaces(claim, rival)]
+        for rival in replaced:
+            rival.lineage.begin_anew()
+        for rival in sorted(rivals, key=lambda each: each not in replaced):  # it goes on where it was defined again
+            operation.lineage = claim.lineage = rival.lineage
+        self._claims = [other for other in self._claims if other not in rivals]
+        dead = [other for other in self._claims if other.owner() is None]
+        for forgotten in dead[:-_REMEMBERED]:
+            forgotten.lineage.begin_anew()
+            self._claims.remove(forgotten)
         self._claims.append(claim)
-        return bool(rivals)
+        return bool(replaced)
 
-    def _settle(self, claim: _Claim, rival: _Claim) -> None:
-        is_anew = claim.name == rival.name  # a module reloaded, a cell of a notebook run again
-        if is_anew and (claim.spec.is_local or claim.spec.is_explicit or not (claim.has_closure and rival.has_closure)):
-            return
-        if rival.owner() is not None:
-            gc.collect()  # it may be garbage, in a cycle
-        if rival.owner() is None:
-            return
-        if is_anew:
-            message = (
-                f"{claim.name} is decorated again while an earlier one is in use, and both take variables from "
-                "around them: they would share answers. Make what differs a parameter, or give each a Guard of its own"
-            )
-        else:
-            message = (
-                f"{claim.name} and {rival.name} would share answers: some calls have the same op. Change a template"
-            )
-        raise InvalidKey(message)
+
+def _replaces(claim: _Claim, rival: _Claim) -> bool:
+    """Return whether what *rival* left is not *claim*'s: another function, or one that may answer differently.
+
+    Raises:
+        InvalidKey: *rival* is in use, and would share answers with *claim*.
+    """
+    is_again = claim.has_code_of(rival) and claim.spec.recipe == rival.spec.recipe
+    if is_again and (claim.spec.is_local or not claim.has_closure):  # an instance's ops are its own
+        return False
+    # Whoever builds the ops answers for them.
+    if (claim.name == rival.name and claim.spec.is_explicit) or claim.reloads(rival) or not rival.is_in_use:
+        return True
+    if is_again:
+        message = (
+            f"{claim.name} is decorated again while an earlier one is in use, and both take variables from "
+            "around them: they would share answers. Make what differs a parameter, or give each a Guard of its own"
+        )
+    elif claim.name == rival.name:
+        message = (
+            f"{claim.name} is defined, or decorated with other key options, while an earlier function of that name "
+            "is in use: they would share answers. Rename one, or give them key templates that differ"
+        )
+    else:
+        message = f"{claim.name} and {rival.name} would share answers: some calls have the same op. Change a template"
+    raise InvalidKey(message)
+
+
+def _functions_of(owner: Any) -> list[FunctionType]:
+    """Return the function that was decorated, and those that it wraps, as other decorators leave it."""
+    function = owner.__wrapped__
+    many = getattr(function, "stampede_guard_one_of_many", None)
+    function = function if many is None else many.loader
+    functions = []
+    while isinstance(function, FunctionType):
+        functions.append(function)
+        function = getattr(function, "__wrapped__", None)
+    return functions
+
+
+def _run_of(module: dict[str, Any]) -> ref[CodeType] | None:
+    """Return the outermost code that runs here in the namespace *module*: the module's own, or a cell's, or a call's.
+
+    Code that is compiled anew, as for a reload, is another object.
+    """
+    found = None
+    frame: FrameType | None = sys._getframe()  # noqa: SLF001  # there is no other way to the callers
+    while frame is not None:
+        if frame.f_globals is module:
+            found = frame.f_code
+        frame = frame.f_back
+    return None if found is None else ref(found)
+
+
+def _is_of_one_file(mine: CodeType, theirs: CodeType) -> bool:
+    files = mine.co_filename, theirs.co_filename
+    return not files[0].startswith("<") and Path(files[0]).resolve() == Path(files[1]).resolve()
 
 
 def _check_filled(template: Template, shape: Shape, values: Mapping[str, object]) -> None:

@@ -21,6 +21,7 @@ from weakref import ref
 
 from ._awaited import is_awaited_by
 from ._deadlines import Budgets, Deadlines
+from ._epochs import Generation
 from ._failure import Failure
 from ._front import Held
 from ._policy import Duration, OnAbandon, Policy
@@ -107,6 +108,7 @@ class Flight(Generic[T]):
         "_was_joined",
         "awaits",
         "board",
+        "generation",
         "is_held",
         "is_looking",
         "is_over",
@@ -139,6 +141,7 @@ class Flight(Generic[T]):
         self.is_held = False  # it waits for a load in another process
         self.on_rest: Callable[[], object] | None = None  # called once it is held, and once it is over
         self.tags: Sequence[str] = ()
+        self.generation: Generation | None = None  # of the function that loads
         self.joinable_until = inf  # instant of its memory's clock
         self.landed = False
         self.is_over = False  # its task has ended; a load that ignores its cancellation goes on after the landing
@@ -708,6 +711,12 @@ class Scoreboard:
         """Do so for every op whose flight has *tag*."""
         for flight in tuple(self.flights.values()):
             if tag in flight.tags:
+                self.clear(flight)
+
+    def forget_replaced(self) -> None:
+        """Do so for every op whose flight belongs to a function that was defined anew."""
+        for flight in tuple(self.flights.values()):
+            if flight.generation is not None and flight.generation.is_over:
                 self.clear(flight)
 
     def forget_all(self) -> None:

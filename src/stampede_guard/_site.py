@@ -92,6 +92,10 @@ class Site:
         self.memory.clear()
         self.board.forget_all()
 
+    def forget_replaced(self) -> None:
+        """Let nobody join a flight of a function that was defined anew; memory finds its entries to be over."""
+        self.board.forget_replaced()
+
     def hide_flights(self) -> None:
         """Let nobody join a flight without asking whether that is still the rule."""
         for flight in self.board.flights.values():

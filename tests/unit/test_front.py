@@ -173,6 +173,16 @@ async def test_never_more_than_there_is_room_for(form: ModuleType, front: Any, s
     assert [form.MISS] * 3 + ["soup"] == [front(number) for number in range(4)]
 
 
+def test_held_knows_its_generation(form: ModuleType) -> None:
+    """What is held tells whose it is, also when it is dead."""
+    generation = object()
+    held = form.Held("soup", 5.0, generation)
+    held.kill()
+
+    assert generation is held.generation
+    assert form.Held("soup", 5.0).generation is None
+
+
 def test_silent_in_another_loop(form: ModuleType, tally: Any, clock: ManualClock) -> None:
     """It answers in the loop of its era, not in another, and not outside of any."""
     held = form.Held("soup", clock() + 5)

@@ -684,16 +684,22 @@ ANSWERS: list[str] = []
 GATES: list[Gate] = []
 
 
+DEFINITION = """
+@coalesce("menu", guard=guard, ttl=60)
+async def load_menu():
+    answer = ANSWERS[-1]
+    await GATES[-1].passage()
+    return answer
+"""
+
+
 def define(guard: Guard) -> Callable[[], Awaitable[str]]:
     """Return a function, as a cell of a notebook that is run again and again does."""
-
-    @coalesce("menu", guard=guard, ttl=60)
-    async def load_menu() -> str:
-        answer = ANSWERS[-1]
-        await GATES[-1].passage()
-        return answer
-
-    return load_menu
+    names: dict[str, Any] = {"__name__": __name__, "coalesce": coalesce, "guard": guard}
+    names.update(ANSWERS=ANSWERS, GATES=GATES)
+    exec(compile(DEFINITION, __file__, "exec"), names)  # noqa: S102  # compiled anew
+    load: Callable[[], Awaitable[str]] = names["load_menu"]
+    return load
 
 
 async def test_function_defined_anew() -> None:

@@ -2,6 +2,7 @@ from collections.abc import Callable
 
 import pytest
 
+from stampede_guard._epochs import Lineage
 from stampede_guard._memory import Memory
 from stampede_guard.testing import ManualClock
 
@@ -67,6 +68,18 @@ def test_no_life_at_all(life: float, memory: Memory) -> None:
     memory.put("a", "soup", life)
 
     assert memory.get("a") is None
+
+
+def test_entry_ends_with_its_generation(memory: Memory) -> None:
+    """What belongs to a definition that is over is not found, and takes no room; the next one's is."""
+    lineage = Lineage()
+    memory.put("a", "soup", 5, (), lineage.generation)
+    lineage.begin_anew()
+
+    assert memory.get("a") is None
+    assert 0 == len(memory)
+    memory.put("a", "soup", 5, (), lineage.generation)
+    assert memory.get("a") is not None
 
 
 def test_each_entry_has_its_own_life(memory: Memory, clock: ManualClock) -> None:

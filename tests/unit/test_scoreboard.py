@@ -21,6 +21,7 @@ from stampede_guard import (
     WrongLoop,
     _scoreboard,
 )
+from stampede_guard._epochs import Lineage
 from stampede_guard._scoreboard import Flight
 from stampede_guard._stats import Counters
 from stampede_guard.testing import Gate
@@ -272,6 +273,22 @@ async def test_forgotten_flight_answers_those_who_waited() -> None:
     answers += [await second, await third]
 
     assert ["old", "new", "new"] == answers
+
+
+async def test_flights_of_a_function_defined_anew() -> None:
+    """`forget_replaced` lets nobody join a flight whose function was defined anew, and leaves the others alone."""
+    board, gate, lineage = Scoreboard(), Gate(), Lineage()
+    calls = [asyncio.create_task(board.debounce(op, gate.passage)) for op in "abc"]
+    await gate.arrivals(3)
+    board.flights["a"].generation = lineage.generation
+    lineage.begin_anew()
+    board.flights["b"].generation = lineage.generation
+
+    board.forget_replaced()
+
+    assert ["b", "c"] == sorted(board.flights)
+    gate.open()
+    await asyncio.gather(*calls)
 
 
 async def test_forgetting_what_is_not_there() -> None:
