@@ -182,7 +182,7 @@ class Coalesced(Callee, Generic[P, T]):
 
     def peek(self, *args: P.args, **kwargs: P.kwargs) -> Entry[T] | None:
         """Return this process's fresh entry, or `None`; loads nothing and waits for nothing."""
-        return self.guard.peek_op(self.key(*args, **kwargs))
+        return self.guard.peek_op(self.key(*args, **kwargs), self._operation)
 
     async def bypass(self, *args: P.args, **kwargs: P.kwargs) -> T:
         """Run the function for this caller alone: nothing is read, shared or stored."""
@@ -276,7 +276,7 @@ def _compile_call(
         "_sg_counters": operation.counters,
         "_sg_flight": Flight,
         "_sg_front": front,
-        "_sg_hand_out": hand_out,
+        "_sg_hand_out": operation.hand_out if operation.policy.isolate else hand_out,
         "_sg_miss": MISS,
         "_sg_timeout": operation.policy.wait_timeout,
     }

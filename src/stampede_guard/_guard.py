@@ -212,7 +212,7 @@ class Guard:
         kept = self.asker(operation, function, build_tags)(op, args, kwargs, ())
         if isinstance(kept, Flight):
             kept = await kept.wait(operation.policy.wait_timeout)
-        answer: T = hand_out(kept)
+        answer: T = operation.hand_out(kept)
         return answer
 
     async def call_all(
@@ -236,7 +236,7 @@ class Guard:
         for position, op in enumerate(ops):
             held = None if is_refresh else recall(op)
             if held is not None:
-                answers.append(hand_out(held.value))
+                answers.append(operation.hand_out(held.value))
                 continue
             answers.append(None)
             ask = partial(seat, position), partial(tags, position)
@@ -245,7 +245,7 @@ class Guard:
         if flights:
             landed = await wait_all(tuple(flights.values()), operation.policy.wait_timeout)
             for position, kept in zip(flights, landed, strict=True):
-                answers[position] = hand_out(kept)
+                answers[position] = operation.hand_out(kept)
         return answers
 
     def _join_or_launch(
@@ -409,7 +409,7 @@ class Guard:
             self._epochs.bump(op)
             site.board.forget(op)
             flight = self._launch(site, operation, op, load, tags, is_private=not shares, is_refresh=True)
-        answer: T = hand_out(await flight.wait(operation.policy.wait_timeout))
+        answer: T = operation.hand_out(await flight.wait(operation.policy.wait_timeout))
         return answer
 
     async def invalidate(self, op: str, /, *, version: int | None = None, wait: bool = True, **values: object) -> None:
@@ -555,10 +555,13 @@ class Guard:
         """Return this loop's fresh entry of *op* without loading, counting or waiting; *values* as in `invalidate`."""
         return self.peek_op(self._registry.spell_op(op, values))
 
-    def peek_op(self, op: str) -> Entry[Any] | None:
-        """Do so for an op that was built, and not spelt out."""
+    def peek_op(self, op: str, operation: Operation | None = None) -> Entry[Any] | None:
+        """Do so for an op that was built, and not spelt out; hand it out as *operation* does."""
         held = self._site().memory.get(op)
-        return None if held is None else Entry(hand_out(held.value), held.fresh_until)
+        if held is None:
+            return None
+        value = hand_out(held.value) if operation is None else operation.hand_out(held.value)
+        return Entry(value, held.fresh_until)
 
     def stats(self) -> Stats:
         """Return a snapshot of the counters, in total and of each operation."""

@@ -192,6 +192,16 @@ class Operation:
         """Return what is kept so that every caller gets a copy of their own."""
         return Isolated(payload, self.codec)
 
+    def hand_out(self, kept: Any) -> Any:
+        """Return what a caller of this operation gets of what is *kept*, by this or by another operation of the op.
+
+        Raises:
+            CannotEncode: it was kept as it is, callers of this one get copies, and there is no making one.
+        """
+        if kept.__class__ is Isolated or not self.policy.isolate:
+            return hand_out(kept)
+        return self.isolate(self.encode(kept)).copy()
+
     def context(self) -> Context:
         """Return the context for a load launched by the running code.
 

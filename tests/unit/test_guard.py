@@ -169,6 +169,77 @@ async def test_isolated_answers_are_each_callers_own(guard: Guard, clock: Manual
     assert (2, 2, 1) == (guard.stats().loads, guard.stats().l1_hits, guard.stats().l2_hits)
 
 
+def assert_copies(menu: list[list[str]], *copies: list[list[str]]) -> None:
+    """Check that all are equal to *menu*, and none has an object in common with it, or with another."""
+    assert all(copy == menu for copy in copies)
+    objects = [each for copy in (menu, *copies) for each in (copy, copy[0])]
+    assert len(objects) == len({id(each) for each in objects})
+
+
+@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.parametrize("is_kept", [False, True])
+async def test_isolation_is_the_callers_own(*, is_kept: bool, first: bool) -> None:
+    """Whatever kept the answer, or loads it: a caller with `isolate` gets a copy, and one without may get the thing."""
+    guard, gate, menu = Guard(), Gate(), [["soup"]]
+
+    async def load() -> list[list[str]]:
+        await gate.passage()
+        return menu
+
+    def ask(*, isolate: bool) -> "asyncio.Task[list[list[str]]]":
+        return asyncio.create_task(guard.fetch(OP, load, ttl=5, returns=list[list[str]], isolate=isolate))
+
+    launched = ask(isolate=first)
+    await gate.arrivals(1)
+    if is_kept:
+        gate.open()
+        await launched
+    calls = [ask(isolate=True), ask(isolate=True), ask(isolate=False)]
+    gate.open()
+    *copies, thing = await asyncio.gather(*calls)
+
+    assert_copies(menu, *copies)
+    assert (thing is menu) is not first
+
+
+async def test_isolation_is_the_functions_own() -> None:
+    """The same holds for decorated functions of one op: a joined refresh, a later call, and `peek`."""
+    guard, gate, menu = Guard(), Gate(), [["soup"]]
+
+    @coalesce(key=lambda: OP, guard=guard, ttl=5)
+    async def shared() -> list[list[str]]:
+        await gate.passage()
+        return menu
+
+    @coalesce(key=lambda: OP, guard=guard, ttl=5, isolate=True)
+    async def own() -> list[list[str]]:
+        return await shared.bypass()
+
+    calls = [asyncio.create_task(each()) for each in (shared, own, own)]
+    await gate.arrivals(1)
+    gate.open()
+    thing, *copies = await asyncio.gather(*calls)
+    entry, kept = own.peek(), shared.peek()
+    assert entry is not None
+    assert kept is not None
+
+    assert_copies(menu, *copies, entry.value, await own())
+    assert [menu] * 3 == [thing, kept.value, await shared()]
+    assert {id(menu)} == {id(thing), id(kept.value), id(await shared())}
+
+
+async def test_isolated_call_of_what_cannot_be_copied(guard: Guard) -> None:
+    """A caller with `isolate` of what another kept as it is gets an error when there is no copy; the other does not."""
+
+    async def load() -> Any:
+        return object()
+
+    kept = await guard.fetch(OP, load, ttl=5)
+    with pytest.raises(CannotEncode):
+        await guard.fetch(OP, load, ttl=5, returns=str, isolate=True)
+    assert kept is await guard.fetch(OP, load, ttl=5)
+
+
 async def test_unreadable_answer_of_the_store_is_a_miss(guard: Guard, load: Loader) -> None:
     """What the store holds of another type is counted, loaded anew and replaced."""
 
