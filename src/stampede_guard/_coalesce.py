@@ -25,7 +25,7 @@ from ._front import MISS, Callee, Front, Tally
 from ._guard import Guard
 from ._keys import KeySpec, compile_key, name_of
 from ._operation import NO_ANNOTATION, Operation, hand_out
-from ._policy import Options, Policy
+from ._policy import Options, Policy, shown
 from ._scoreboard import Flight
 from ._source import as_tuple_and_dict, compile_like, forwarding, parameters_of, tuple_of
 from ._tags import BuildTags, compile_tags
@@ -405,7 +405,7 @@ def coalesce(  # options, each with a default that fits
         key, function = function, None
     guard = _default_guard if guard is None else guard
     if not isinstance(guard, Guard):
-        message = f"guard={guard!r}: give a Guard"
+        message = f"guard={shown(guard)}: give a Guard"
         raise ConfigurationError(message)
     for name, names, kind in (("ignore", ignore, str), ("vary", vary, ContextVar)):
         if not isinstance(names, list | tuple) or not all(isinstance(one, kind) for one in names):

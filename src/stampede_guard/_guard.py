@@ -31,7 +31,7 @@ from ._limiter import Limits
 from ._memory import Memory
 from ._messages import new_token
 from ._operation import NO_ANNOTATION, Isolated, Operation, hand_out
-from ._policy import Duration, Options, Policy, count, fraction, seconds, version_number
+from ._policy import Duration, Options, Policy, count, fraction, seconds, shown, version_number
 from ._registry import Registry
 from ._scoreboard import Flight, wait_all
 from ._site import Site, Sites
@@ -687,7 +687,7 @@ class Guard:
 
 def _checked_namespace(namespace: str) -> str:
     if not isinstance(namespace, str) or not re.fullmatch(r"[!-9;-z|~]{1,100}", namespace):
-        message = f"namespace={namespace!r}: give 1 to 100 printable characters without spaces, colons and braces"
+        message = f"namespace={shown(namespace)}: give 1 to 100 printable characters without spaces, colons and braces"
         raise ConfigurationError(message)
     return namespace
 
@@ -695,7 +695,7 @@ def _checked_namespace(namespace: str) -> str:
 def _store_maker(store: Any, max_bytes: int, **options: Any) -> Callable[[], Store | LeasingStore] | None:
     """Return what makes a store for each event loop, having checked what was given."""
     options = {name: option for name, option in options.items() if option is not None}
-    if isinstance(store, str) or type(store).__module__.partition(".")[0] == "redis":
+    if isinstance(store, str) or type(store).__module__.partition(".")[0] in ("redis", "pydantic", "pydantic_core"):
         from .stores.redis import redis_stores  # noqa: PLC0415  # redis-py is an extra
 
         return redis_stores(store, max_bytes=max_bytes, **options)
@@ -703,6 +703,9 @@ def _store_maker(store: Any, max_bytes: int, **options: Any) -> Callable[[], Sto
         message = f"{name}= is for a store given by its URL; give it to the store itself"
         raise ConfigurationError(message)
     if store is not None and not callable(store):
-        message = f"store={store!r}: give a URL, a Redis client, or what makes a store: lambda: AiocacheStore(cache)"
+        message = (
+            f"the store is a {type(store).__name__}; give a URL as a str, a client of redis.asyncio, or what makes a "
+            "store: lambda: AiocacheStore(cache)"
+        )
         raise ConfigurationError(message)
     return cast("Callable[[], Store | LeasingStore] | None", store)

@@ -1,5 +1,6 @@
 """One operation's options, validated once, at decoration."""
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -14,6 +15,11 @@ _VERSIONS = 1 << 53
 OnAbandon: TypeAlias = Literal["finish", "cancel"]
 
 
+def shown(value: object) -> str:
+    """Return how an error shows *value*: a URL, which may hold a password, only up to its scheme."""
+    return re.sub(r"://.*", "://…", repr(value), flags=re.DOTALL)
+
+
 def seconds(name: str, value: object, *, zero: bool = False) -> float:
     """Return *value* as seconds.
 
@@ -23,10 +29,10 @@ def seconds(name: str, value: object, *, zero: bool = False) -> float:
     if isinstance(value, timedelta):
         value = value.total_seconds()
     if isinstance(value, bool) or not isinstance(value, int | float):
-        message = f"{name}={value!r}: a duration is a number of seconds or a timedelta"
+        message = f"{name}={shown(value)}: a duration is a number of seconds or a timedelta"
         raise ConfigurationError(message)
     if not isfinite(value) or value < 0 or (value == 0 and not zero):
-        message = f"{name}={value!r}: a duration is {'zero or more' if zero else 'more than zero'}, and finite"
+        message = f"{name}={shown(value)}: a duration is {'zero or more' if zero else 'more than zero'}, and finite"
         raise ConfigurationError(message)
     return float(value)
 
@@ -39,7 +45,7 @@ def fraction(name: str, value: object, *, below: float = inf) -> float:
     """
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1 or value >= below:
         rule = f"from 0 to below {below:g}" if below <= 1 else "from 0 to 1"
-        message = f"{name}={value!r}: give a fraction {rule}"
+        message = f"{name}={shown(value)}: give a fraction {rule}"
         raise ConfigurationError(message)
     return float(value)
 
@@ -51,7 +57,7 @@ def count(name: str, value: object) -> int:
         ConfigurationError: it is not.
     """
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        message = f"{name}={value!r}: give a whole number above zero"
+        message = f"{name}={shown(value)}: give a whole number above zero"
         raise ConfigurationError(message)
     return value
 
@@ -75,7 +81,7 @@ def choice(name: str, value: object, choices: tuple[str, ...]) -> None:
         ConfigurationError: it is not.
     """
     if value not in choices:
-        message = f"{name}={value!r}: give one of {', '.join(map(repr, choices))}"
+        message = f"{name}={shown(value)}: give one of {', '.join(map(repr, choices))}"
         raise ConfigurationError(message)
 
 
@@ -86,7 +92,7 @@ def flag(name: str, value: object) -> None:
         ConfigurationError: it is neither.
     """
     if not isinstance(value, bool):
-        message = f"{name}={value!r}: give True or False"
+        message = f"{name}={shown(value)}: give True or False"
         raise ConfigurationError(message)
 
 

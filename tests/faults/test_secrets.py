@@ -2,13 +2,18 @@
 
 import asyncio
 import logging
+import traceback
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from pydantic import AnyUrl, RedisDsn, Secret, SecretBytes, SecretStr, TypeAdapter
 
 from demo_api.servers import HOST, ValkeyServer, free_port, valkey_server
-from stampede_guard import Guard, InvalidationPending
+from stampede_guard import ConfigurationError, Guard, InvalidationPending, coalesce
+from stampede_guard.stores._client import describe
 from stampede_guard.stores.redis import RedisStore
 
 PASSWORD = "canary-password"  # a canary
@@ -85,3 +90,45 @@ async def test_loaders_error_drags_no_store_error_along(caplog: pytest.LogCaptur
 
     assert failure.value.__cause__ is None
     assert failure.value.__context__ is None
+
+
+URL = f"redis://canary-user:{PASSWORD}@{HOST}:6379/1"
+
+
+@pytest.mark.parametrize("make", [RedisDsn, AnyUrl, SecretStr, Secret[RedisDsn]], ids=lambda make: make.__name__)
+async def test_url_of_pydantic(make: Any) -> None:
+    """A URL as settings have it is one; its secret form too."""
+    given = TypeAdapter(make).validate_python(URL)
+    described = describe(given)
+
+    assert (f"{HOST}", 6379) == described.addresses[0]
+    assert PASSWORD == described.options["password"]
+    assert Guard(given).has_store
+    assert PASSWORD not in repr(described)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        pytest.param(lambda: Guard(URL.encode()), id="bytes"),
+        pytest.param(lambda: Guard([URL]), id="list"),
+        pytest.param(lambda: Guard(SimpleNamespace(url=URL)), id="object"),
+        pytest.param(lambda: Guard(SecretBytes(URL.encode())), id="secret bytes"),
+        pytest.param(lambda: Guard(TypeAdapter(AnyUrl).validate_python(URL.replace("redis", "http"))), id="no Redis"),
+        pytest.param(lambda: RedisStore(URL.encode()), id="bytes for a store"),
+        pytest.param(lambda: Guard("redis://localhost", namespace=URL), id="namespace"),
+        pytest.param(lambda: Guard("redis://localhost", deadline=URL), id="duration"),  # type: ignore[arg-type]
+        pytest.param(lambda: Guard(maxsize=URL), id="count"),  # type: ignore[arg-type]
+        pytest.param(lambda: Guard(rollout=URL), id="fraction"),  # type: ignore[arg-type]
+        pytest.param(lambda: Guard("redis://localhost", tracking=URL), id="flag"),  # type: ignore[arg-type]
+        pytest.param(lambda: coalesce(on_abandon=URL), id="choice"),  # type: ignore[call-overload]
+        pytest.param(lambda: coalesce(guard=URL), id="guard"),  # type: ignore[call-overload]
+    ],
+)
+def test_misplaced_url_is_not_shown(wrong: Callable[[], object]) -> None:
+    """Wherever a URL is given by mistake, the error says what was expected, and shows nothing of it."""
+    with pytest.raises(ConfigurationError) as failure:
+        wrong()
+
+    told = "".join(traceback.format_exception(failure.value.with_traceback(None)))
+    assert [secret for secret in (PASSWORD, "canary-user", HOST) if secret in told] == []

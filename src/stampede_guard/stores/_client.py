@@ -73,6 +73,9 @@ def describe(store: object) -> Servers:
     """
     if isinstance(store, str):
         return parse_url(store)
+    if type(store).__module__.partition(".")[0] in ("pydantic", "pydantic_core"):  # a `RedisDsn`, or a secret one
+        secret = getattr(store, "get_secret_value", None)
+        return describe(str(store) if secret is None else secret())
     options: dict[str, Any]
     if isinstance(store, redis.asyncio.RedisCluster):
         servers, options = _describe_cluster(store), store.connection_kwargs
