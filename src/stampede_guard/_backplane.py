@@ -184,7 +184,7 @@ class Backplane:
         # Whoever waits for a load that was overtaken may load: our own flights too, if the word is our own.
         if message.kind in ("w", "i"):
             self._wake(message.subject)
-        elif message.kind in ("t", "c"):
+        else:
             self._wake_all()
 
     def _hear_echo(self, word: bytes) -> None:

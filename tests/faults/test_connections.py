@@ -324,6 +324,18 @@ async def test_server_that_talks_nonsense(nonsense: bytes, said: Said) -> None:
     assert guard.stats().loads == 5
 
 
+async def test_confirmation_of_something_else(wire: Wire, store: RedisStore) -> None:
+    """A server that confirms something else than the subscription is not listened to."""
+
+    async def misspell(reply: bytes) -> bytes:
+        return reply.replace(b"subscribe", b"describes")
+
+    wire.on_reply = misspell
+    with pytest.raises(UnexpectedReply):
+        async with store.listen():
+            pass
+
+
 async def test_unread_reply_is_never_handed_out(wire: Wire, store: RedisStore, namespace: str) -> None:
     """A pooled connection with a reply that nobody asked for is replaced before use."""
     await put(store, key_of(namespace, "menu-7"), b"soup")

@@ -211,6 +211,22 @@ async def test_demotion_ends_dialled_connections(address: Address) -> None:
     await node.aclose()
 
 
+async def test_first_of_several_hosts(address: Address) -> None:
+    """With a list of hosts the first has to be the primary just as well, and its demotion is counted."""
+    url = f"{address.url.removesuffix('/0')},{HOST}:{address.new.port}"
+    store = RedisStore(url, deadline=5, connect_timeout=5)
+    await store.open()
+    node, before = store._topology.primary(KEY), store.generation
+    await address.demote()
+    node._vouched.clear()  # as after a second
+    with pytest.raises(NotPrimaryError):
+        await node.exchange((bytes, "PING"))
+    after = store.generation
+    await store.aclose()
+
+    assert (0, 1) == (before, after)
+
+
 @pytest.mark.parametrize("code", [b"READONLY", b"MASTERDOWN"])
 async def test_refusals_of_a_replica(code: bytes, wire: Wire) -> None:
     """What only a replica says counts for more than the role that it told; replies beside it are not believed."""
