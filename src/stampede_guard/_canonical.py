@@ -10,6 +10,7 @@ import ipaddress
 import itertools
 import math
 import pathlib
+import re
 import string
 import sys
 import types
@@ -19,6 +20,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import fields, is_dataclass
 from decimal import Decimal
 from functools import lru_cache, partial
+from hashlib import blake2b
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -32,6 +34,22 @@ _SAFE = frozenset(string.ascii_letters + string.digits + "_.")
 _MAIN = ("__main__", "__mp_main__")
 _SHOWS_ALL = "asyncpg.pgproto.pgproto.UUID"  # a UUID in memory of its own; equal to the standard one
 _FIXED = "pydantic_core._pydantic_core.TzInfo"  # what a datetime in a request has: an offset, and no more
+
+
+LONG = 200  # characters: an op that has as many is not kept as it is
+_DIGESTED = re.compile(r"~[0-9a-f]{64}~")
+
+
+def shortened(op: str) -> str:
+    """Return *op*, or if it is long, what stands for it everywhere: a digest, and how it begins.
+
+    The digest comes first, where text that a caller adds to another cannot forge it, and what is short is never as
+    long: so no op is taken for another.
+    """
+    if len(op) < LONG or (len(op) == LONG and _DIGESTED.match(op)):
+        return op
+    digest = blake2b(op.encode("utf-8", "surrogatepass"), digest_size=32).hexdigest()
+    return f"~{digest}~{op}"[:LONG]
 
 
 def qualified_name(thing: Any) -> str:

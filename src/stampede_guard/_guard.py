@@ -21,6 +21,7 @@ from zlib import crc32
 
 from ._after_commit import AfterCommit, Connection
 from ._backplane import Backplane
+from ._canonical import LONG, shortened
 from ._codec import Codec
 from ._course import Course, CourseByStore
 from ._entry import Entry
@@ -184,14 +185,14 @@ class Guard:
             held = site.memory.get(op)  # 1
             if held is not None:
                 counters.l1_hits += 1
-                if front is not None and held.value.__class__ is not Isolated:
+                if front is not None and len(op) < LONG and held.value.__class__ is not Isolated:
                     site.memory.show(front, shown, held)
                 return held.value
             shares = (self._enabled and self._rollout >= 1) or self._shares(op)
             flight = site.joinable(op) if shares else None  # 2; a site's are all of its loop
             if flight is not None:
                 counters.joins += 1
-                if board_front is not None and flight.shown is None:
+                if board_front is not None and flight.shown is None and len(op) < LONG:
                     site.memory.show(board_front, shown, flight.show())
                 return flight
             tags = () if build_tags is None else build_tags(*args, **kwargs)
@@ -362,15 +363,15 @@ class Guard:
         if not callable(load):
             message = f"{op}: give fetch a function that starts the load, as in `lambda: load(7)`, not {load!r}"
             raise ConfigurationError(message)
+        op = shortened(op)
         operation = self._fetching(name, options, returns, codec)
         if operation.policy.version is not None:
             self._check_able(f"{op}: version=", "versions")
         if tags:
             check_tags("fetch", tags)
-            for tag in tags:
-                self._registry.spell_tag(tag, {})
             self._check_able(f"{op}: tags={tags!r}", "tags")
-        return await self.call(operation, op, load, (), {}, (lambda: tuple(tags)) if tags else None)
+        written = tuple([self._registry.spell_tag(tag, {}) for tag in tags])
+        return await self.call(operation, op, load, (), {}, (lambda: written) if written else None)
 
     def _fetching(self, name: str, options: Options, returns: Any, codec: Codec | None) -> Operation:
         """Return the operation of `fetch` under *name* with these options, remembered from the last time."""

@@ -17,7 +17,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, cast
 
-from ._canonical import canonical, class_name, identity, qualified_name, text_of
+from ._canonical import LONG, canonical, class_name, identity, qualified_name, shortened, text_of
 from ._source import compile_like, forwarding, parameters_of
 from ._template import Shape, Template, followed_by, may_begin_with, may_meet
 from .errors import InvalidKey
@@ -216,7 +216,9 @@ def _read(variable: ContextVar[Any]) -> str:
         raise InvalidKey(message) from None
 
 
-def _builder(function: Callable[..., Any], expression: str, namespace: dict[str, Any]) -> Any:
-    """Return a function with the parameters of *function* that returns the value of *expression*."""
+def _builder(function: Callable[..., Any], op: str, namespace: dict[str, Any]) -> Any:
+    """Return a function with the parameters of *function* that returns the value of the expression *op*."""
     namespace |= {"_sg_int": int, "_sg_text": text_of, "_sg_canonical": canonical, "_sg_read": _read}
-    return compile_like(function, ("return " + expression,), namespace)
+    namespace |= {"_sg_len": len, "_sg_shortened": shortened}
+    body = f"_sg_op = {op}", f"return _sg_op if _sg_len(_sg_op) < {LONG} else _sg_shortened(_sg_op)"
+    return compile_like(function, body, namespace)

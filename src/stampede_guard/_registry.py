@@ -10,7 +10,7 @@ from types import CodeType, FrameType, FunctionType
 from typing import Any
 from weakref import ref
 
-from ._canonical import text_of
+from ._canonical import shortened, text_of
 from ._epochs import Lineage
 from ._keys import KeySpec, name_of
 from ._operation import Operation
@@ -136,9 +136,9 @@ class Registry:
                 if spec.template is not None and spec.template.text == op:
                     _check_filled(spec.template, spec.shape, values)
         if values:
-            return Template.parse(op).fill(values, text_of)
+            return shortened(Template.parse(op).fill(values, text_of))
         self._warn_of_misspelling(op)
-        return op
+        return shortened(op)
 
     def spell_tag(self, tag: str, values: Mapping[str, object]) -> str:
         """Return the tag that is meant: *tag* itself, or the one that it makes of *values* as a template.
@@ -164,7 +164,7 @@ class Registry:
                 "a tag with a placeholder in braces was given without the value, and means itself: "
                 "if that is not intended, put an f in front of it, or give the value by its name"
             )
-        return tag
+        return shortened(tag)
 
     def _specs(self) -> Iterator[KeySpec]:
         """Yield how the ops of all living functions are built."""

@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from ._canonical import shortened
 from ._keys import name_of
 from ._source import compile_like, parameters_of
 from ._template import Template
@@ -52,8 +53,9 @@ def compile_tags(function: Callable[..., Any], tags: Sequence[str]) -> BuildTags
             message = f"{name_of(function)}: the tag {tag!r} uses {name!r}, which is no parameter of it"
             raise InvalidKey(message)
         sources.append(_source_of(template))
-    body = f"return tuple(filter(None, ({', '.join(sources)},)))"  # no invalidation can name an empty tag
-    build: BuildTags = compile_like(function, (body,), {"_sg_write": write_value})
+    # No invalidation can name an empty tag.
+    body = f"return tuple([_sg_shortened(_sg_tag) for _sg_tag in ({', '.join(sources)},) if _sg_tag])"
+    build: BuildTags = compile_like(function, (body,), {"_sg_write": write_value, "_sg_shortened": shortened})
     return build
 
 
@@ -93,7 +95,7 @@ def spell_tag(tag: object, values: Mapping[str, object]) -> str:
     if not isinstance(tag, str) or not tag:
         message = f"tag={tag!r}: a tag is a string, and not empty"
         raise InvalidKey(message)
-    return Template.parse_tag(tag).fill(values, write_value) if values else tag
+    return shortened(Template.parse_tag(tag).fill(values, write_value) if values else tag)
 
 
 def placeholder_in(text: str) -> str | None:

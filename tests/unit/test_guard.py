@@ -2,6 +2,7 @@ import asyncio
 import pickle
 import threading
 import time
+import tracemalloc
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -794,6 +795,51 @@ async def test_function_defined_anew() -> None:
     answers = await asyncio.gather(*calls, load_menu())
 
     assert ["older", "old", "new", "new"] == answers
+
+
+# Long ops
+
+
+async def test_long_op_that_is_spelt_out(guard: Guard) -> None:
+    """A long op is the same whether it is spelt out, made of a template, or the key of a call."""
+
+    @coalesce("search-{query}", guard=guard, ttl=60)
+    async def search(query: str) -> str:
+        return query[:1]
+
+    query = "q" * 50_000
+    for spelt in ((f"search-{query}",), ("search-{query}",), (search.key(query),)):
+        values: Any = {"query": query} if "{" in spelt[0] else {}
+        await search(query)
+        found = guard.peek(*spelt, **values)
+        fetched = await guard.fetch(search.key(query), lambda: search.bypass("other"), ttl=60)
+        await guard.invalidate(*spelt, **values)
+
+        assert found is not None
+        assert ("q", "q") == (found.value, fetched)
+        assert search.peek(query) is None
+    assert "o" == await guard.fetch(f"search-{query}", lambda: search.bypass("other"), ttl=60)
+    assert "o" == await search(query)
+
+
+async def test_long_texts_are_not_kept(guard: Guard) -> None:
+    """Calls with long arguments leave nothing as long behind, in no map of memory, and hits keep none either."""
+
+    @coalesce(guard=guard, ttl=60)
+    async def search(query: str) -> int:
+        return len(query)
+
+    queries = [f"{number:05}" * 10_000 for number in range(20)]
+    await asyncio.gather(*(search(query) for query in queries for _ in range(3)))
+    tracemalloc.start()
+    for _ in range(3):
+        for number in range(20, 60):
+            await search(f"{number:05}" * 10_000)
+    kept = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+
+    assert 60 == guard.stats().loads
+    assert kept < 200_000  # and not 2 MB, as the arguments have
 
 
 # peek

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from stampede_guard import InvalidKey
+from stampede_guard._canonical import LONG, shortened
 from stampede_guard._keys import compile_key, name_of, parameters_of, receiver_of
 
 HERE = __name__
@@ -504,6 +505,48 @@ def test_template_of_a_single_word_spells_no_derived_key() -> None:
     async def load() -> None: ...
 
     assert not compile_key(load, __name__).collides_with(compile_key(load, None))
+
+
+# ── Long ones ────────────────────────────────────────────────────────────────────────────────────
+
+
+async def search(query: str) -> str:
+    """Take any text."""
+    return query
+
+
+@pytest.mark.parametrize(
+    "key", [None, "search-{query}", lambda query: f"search-{query}"], ids=["derived", "text", "own"]
+)
+def test_long_op_is_digested(key: Any) -> None:
+    """A long op is short, differs where its text does, and shows how it began."""
+    build = compile_key(search, key).build
+    ops = {build("a" * length + end) for length in (150, 200, 50_000) for end in ("", "b", "c")}
+
+    assert 9 == len(ops)
+    assert {200} == {len(op) for op in ops if op[0] == "~"}
+    assert all("search" in op for op in ops)
+    assert 6 == sum(op[0] == "~" for op in ops)
+
+
+@pytest.mark.parametrize("length", [1, 199, 200, 201, 5_000])
+def test_short_of_a_short_one_is_itself(length: int) -> None:
+    """What stands for an op is not digested again, so a key may be passed on as it is; only what is long is."""
+    op = "x" * length
+
+    assert (op == shortened(op)) == (length < LONG)
+    assert shortened(op) == shortened(shortened(op))
+    assert shortened("x" * (LONG - 1) + "\ud800") != shortened("x" * (LONG - 1) + "\ud801")
+
+
+@pytest.mark.parametrize("key", [None, "search-{query}"], ids=["derived", "text"])
+def test_no_argument_forges_a_digest(key: Any) -> None:
+    """What stands for one call's op is an argument like others of another call."""
+    build = compile_key(search, key).build
+    op = build("a" * 500)
+
+    assert len({op, build(op), build(op[len("search-") :]), build(op[66:])}) == 4
+    assert shortened(f"search-{op}"[:LONG]) != op
 
 
 def test_name_of() -> None:

@@ -229,6 +229,28 @@ async def test_all_spellings_of_a_tag_meet(guard: Guard) -> None:
     assert guard.peek("other") is None
 
 
+async def test_all_spellings_of_a_long_tag_meet(guard: Guard) -> None:
+    """A long tag is kept as a digest, and goes by its whole text, by its template and by its digest."""
+    source = Source()
+
+    @coalesce("menu-{name}", guard=guard, ttl=60, tags=("of:{name}",))
+    async def load(name: str) -> int:
+        return await source.load()
+
+    name = "n" * 5_000
+    assert 1 == await load(name)
+    await guard.invalidate_tag(f"of:{name}")
+    assert 2 == await load(name)
+    await guard.invalidate_tag("of:{name}", name=name)
+    assert 3 == await load(name)
+    await guard.invalidate_tag(*load.tags(name))
+    assert 4 == await load(name)
+    await guard.fetch("other", source.load, ttl=60, tags=(f"of:{name}",))
+    await guard.invalidate_tag("of:" + name)
+    assert guard.peek("other") is None
+    assert [200] == [len(tag) for tag in load.tags(name)]
+
+
 async def test_all_spellings_of_an_op_meet(guard: Guard) -> None:
     """An e-mail address in an op is invalidated and peeked at by the template with the value, as by the function."""
     source = Source()

@@ -230,7 +230,7 @@ def _leasing(store: Store | LeasingStore) -> LeasingStore:
 
 
 def key_of(namespace: str, op: str) -> str:
-    """Return what the keys of *op* begin with: readable up to 200 safe characters, else a prefix and a digest.
+    """Return what the keys of *op* begin with: readable if all characters are safe, else a prefix and a digest.
 
     With a long namespace fewer are readable: no key is longer than 250 bytes, which is all that Memcached takes.
     """
