@@ -23,7 +23,7 @@ from ._codec import Codec
 from ._entry import Entry
 from ._front import MISS, Callee, Front, Tally
 from ._guard import Guard
-from ._keys import KeySpec, compile_key, name_of
+from ._keys import KeySpec, compile_key, name_of, receiver_of
 from ._operation import NO_ANNOTATION, Operation, hand_out
 from ._policy import Options, Policy, shown
 from ._scoreboard import Flight
@@ -326,12 +326,13 @@ class Decorator:
     def __call__(self, function: Callable[P, Coroutine[Any, Any, T]], /) -> Coalesced[P, T]: ...
     def __call__(self, function: Any, /) -> Any:
         """Decorate *function*; what stands below as a class or static method stays one."""
-        if not isinstance(function, classmethod | staticmethod):
-            return self._make(checked(function), Coalesced)
-        inner = checked(function.__func__)
         if isinstance(function, classmethod):
-            return self._make(inner, ClassLevel)
-        return staticmethod(self._make(inner, Coalesced))
+            return self._make(checked(function.__func__), ClassLevel)
+        is_static = isinstance(function, staticmethod)
+        inner = checked(function.__func__ if is_static else function)
+        check_receiver(inner, "@coalesce", "put @coalesce above @classmethod")
+        made = self._make(inner, Coalesced)
+        return staticmethod(made) if is_static else made
 
 
 @overload
@@ -443,6 +444,23 @@ def checked(function: Any, by: str = "@coalesce") -> Any:
         return function
     message = f"{by}: {name} {advice}"
     raise NotCoalescable(message)
+
+
+def check_receiver(function: Callable[..., Any], by: str, advice: str) -> None:
+    """Check that *function* is not one to be made a class method of by what stands above.
+
+    From Python 3.13 on, `@classmethod` binds only calls: `.key`, `.invalidate` and the others would not get the class,
+    and take their first argument for it.
+
+    Raises:
+        NotCoalescable: its first parameter is called `cls`.
+    """
+    if receiver_of(function) == "cls":
+        message = (
+            f"{by}: {function.__qualname__} takes cls, so it is a class method: {advice}; "
+            "if it is none, call its first parameter something else"
+        )
+        raise NotCoalescable(message)
 
 
 def return_annotation(function: Callable[..., Any]) -> Any:

@@ -11,7 +11,7 @@ from functools import partial, update_wrapper
 from types import MethodType
 from typing import Any, Generic, Optional, TypeVar, Unpack, cast, get_args, get_origin, overload
 
-from ._coalesce import Coalesced, OneOfMany, checked, coalesce, parts_of, return_annotation
+from ._coalesce import Coalesced, OneOfMany, check_receiver, checked, coalesce, parts_of, return_annotation
 from ._codec import Codec
 from ._entry import Entry
 from ._gather import Gathering, Loader, Seat
@@ -188,7 +188,9 @@ class ManyDecorator:
     ) -> CoalescedManyMethod[S, K, V]: ...
     def __call__(self, function: Any, /) -> Any:
         """Decorate *function*."""
-        return self._make(checked(function, by="@coalesce_many"))
+        loader = checked(function, by="@coalesce_many")
+        check_receiver(loader, "@coalesce_many", "let it be a function, or an instance's method")
+        return self._make(loader)
 
 
 @overload

@@ -803,7 +803,7 @@ async def test_function_defined_anew() -> None:
 async def test_long_op_that_is_spelt_out(guard: Guard) -> None:
     """A long op is the same whether it is spelt out, made of a template, or the key of a call."""
 
-    @coalesce("search-{query}", guard=guard, ttl=60)
+    @coalesce("search-{query}", guard=guard, ttl=600)
     async def search(query: str) -> str:
         return query[:1]
 

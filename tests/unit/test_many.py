@@ -1159,7 +1159,14 @@ async def _star(*menu_ids: int) -> dict[int, str]:
     return {}
 
 
-@pytest.mark.parametrize("function", [_plain, _generator, Shop, _two, _none, _keyword, _star, bare.one, 7])
+async def _of_class(cls: type, menu_ids: list[int]) -> dict[int, str]:
+    return {}
+
+
+@pytest.mark.parametrize(
+    "function",
+    [_plain, _generator, Shop, _two, _none, _keyword, _star, _of_class, classmethod(_of_class), bare.one, 7],
+)
 def test_what_cannot_be_a_loader_of_many(function: Any) -> None:
     """Only an `async def` function of one list is one."""
     if function == 7:

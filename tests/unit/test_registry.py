@@ -33,7 +33,7 @@ def closure(
 ) -> Coalesced[[int], str]:
     """Return a coalesced function that takes its answer from around it."""
 
-    @coalesce(key=key, guard=guard, ttl=5)
+    @coalesce(key=key, guard=guard, ttl=600)
     async def load(item: int) -> str:
         return answer
 
@@ -43,7 +43,7 @@ def closure(
 def plain(guard: Guard, key: str | None = "plain-{item}") -> Coalesced[[int], int]:
     """Return a coalesced function that depends on its arguments alone."""
 
-    @coalesce(key=key, guard=guard, ttl=5)
+    @coalesce(key=key, guard=guard, ttl=600)
     async def load(item: int) -> int:
         return item
 
@@ -156,7 +156,7 @@ class Module:
         self.loads = 0
         self.names: dict[str, Any] = {
             "__name__": name,
-            "cached": functools.partial(coalesce, guard=guard, ttl=60),
+            "cached": functools.partial(coalesce, guard=guard, ttl=600),
             "route": self.routes.append,
             "module": self,
             "timed": timed,
@@ -288,7 +288,7 @@ from stampede_guard import coalesce
 from tests_of_the_registry import guard
 
 def made(answer):
-    @coalesce("bound-{item}", guard=guard, ttl=60)
+    @coalesce("bound-{item}", guard=guard, ttl=600)
     async def load(item):
         return answer
     return load
@@ -422,7 +422,7 @@ async def test_definitions_forget_their_own_alone(guard: Guard) -> None:
 
     def define(number: int) -> Any:
         class Menus:
-            @coalesce("own-{item}", guard=guard, ttl=60)
+            @coalesce("own-{item}", guard=guard, ttl=600)
             async def load(self, item: int) -> int:
                 return number
 
