@@ -12,7 +12,7 @@ from typing import Protocol, Self
 from weakref import WeakValueDictionary
 
 from ._policy import version_number
-from .errors import ConfigurationError, InvalidationPending, InvalidKey
+from .errors import ConfigurationError, InvalidationPending, InvalidKey, unconfirmed
 
 
 class Transaction(Protocol):
@@ -81,8 +81,6 @@ class Spelling(Protocol):
 # "statement completion unknown", which proxies may send in a server's name.
 _UNKNOWN = ("08", "57P", "40003")
 
-_NAMED = 3  # of many pending ones, in the message
-
 _sending: set[asyncio.Task[None]] = set()  # referenced, or they could be collected before they are done
 
 
@@ -113,9 +111,9 @@ class Collected:
 
     def send(self) -> list[asyncio.Task[None]]:
         """Start to send everything, in tasks of its own: a cancellation of the caller does not reach them."""
-        ops = [send(op, version=version, wait=True) for (send, op), version in self._ops.items()]
-        tags = [send(tag, wait=True) for send, tag in self._tags]
-        tasks = [asyncio.create_task(each) for each in (*ops, *tags)]
+        ops = [(op, send(op, version=version, wait=True)) for (send, op), version in self._ops.items()]
+        tags = [(tag, send(tag, wait=True)) for send, tag in self._tags]
+        tasks = [asyncio.create_task(sending, name=what) for what, sending in (*ops, *tags)]
         for task in tasks:
             _sending.add(task)
             task.add_done_callback(_sent)
@@ -297,16 +295,15 @@ async def _finish(tasks: list[asyncio.Task[None]]) -> None:
 
 def _raise_failures(tasks: list[asyncio.Task[None]]) -> None:
     """Raise why invalidations were not acknowledged: one error, however many are pending."""
-    pending: list[InvalidationPending] = []
+    pending: dict[str, InvalidationPending] = {}
     for task in tasks:
-        failure = InvalidationPending("cancelled") if task.cancelled() else task.exception()
+        what = task.get_name()
+        failure = InvalidationPending(f"{what}: cancelled", pending=[what]) if task.cancelled() else task.exception()
         if isinstance(failure, InvalidationPending):
-            pending.append(failure)
+            pending[what] = failure
         elif failure is not None:
             raise failure
     if len(pending) == 1:
-        raise pending[0]
+        raise pending.popitem()[1]
     if pending:
-        first = "; ".join(map(str, pending[:_NAMED]))
-        message = f"committed, but {len(pending)} of {len(tasks)} invalidations are pending, such as: {first}"
-        raise InvalidationPending(message)
+        raise unconfirmed([*pending], len(tasks), "committed, but ")

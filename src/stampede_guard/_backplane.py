@@ -241,7 +241,7 @@ class Backplane:
         """Try again each second what the store has not confirmed; apart from the echoes, since it may take longer."""
         while True:
             await asyncio.sleep(_pause())
-            await self._tier.settle_all(_UNCOUNTED)
+            await self._tier.settle_all()
 
     async def _listen_anew(self, reason: str) -> None:
         self._tasks[0].cancel()

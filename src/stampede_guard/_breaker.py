@@ -45,6 +45,11 @@ class Breaker:
         self._failures = 0
         self._probe_at = 0.0
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether all is well, as far as is known."""
+        return self.state == "closed"
+
     def allows(self) -> bool:
         """Whether the caller may ask the node; in the half-open state, only the one probe may.
 

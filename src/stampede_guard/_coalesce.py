@@ -240,7 +240,7 @@ def _compile_call(
             if _sg_answer is not _sg_miss:
                 return _sg_answer
             _sg_answer = _sg_board(menu_id, lang)
-            if _sg_answer is _sg_miss:
+            if _sg_answer is _sg_miss or (_sg_answer := _sg_answer()) is None:
                 _sg_answer = _sg_ask(_sg_build(menu_id, lang), (menu_id, lang), {}, (menu_id, lang))
             else:
                 _sg_counters.joins += 1
@@ -262,7 +262,8 @@ def _compile_call(
             body += [f"_sg_answer = _sg_front({plain})", "if _sg_answer is not _sg_miss:", "    return _sg_answer"]
         board_front = Front(Tally(), _ROOM)
         shown = tuple_of(spec.arguments)
-        body += [f"_sg_answer = _sg_board({plain})", "if _sg_answer is _sg_miss:", f"    {begun}, {shown})"]
+        body += [f"_sg_answer = _sg_board({plain})"]
+        body += ["if _sg_answer is _sg_miss or (_sg_answer := _sg_answer()) is None:", f"    {begun}, {shown})"]
         body += ["else:", "    _sg_counters.joins += 1"]
     body += [
         "if _sg_answer.__class__ is _sg_flight:",

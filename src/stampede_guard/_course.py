@@ -14,7 +14,7 @@ from ._backplane import Backplane
 from ._memory import UNTRUSTED_LIFE
 from ._operation import Operation
 from ._scoreboard import Flight
-from ._site import Site, Sites
+from ._site import Change, Site, Sites
 from .stores._lease import Found, Lease
 from .stores._tier import Tier
 
@@ -101,14 +101,8 @@ class Course:
 
     def _forget_elsewhere(self, op: str) -> None:
         """Let this guard's other event loops ask anew; other processes hear of a refresh from the store."""
-        here = self._site
-
-        def forget(site: Site) -> None:
-            if site is not here:
-                site.forget(op)
-
-        here.epochs.bump(op)
-        self._sites.tell(forget)
+        self._site.epochs.bump(op)
+        self._sites.tell_others(Change("op", op))
 
 
 class CourseByStore(Course):

@@ -35,19 +35,18 @@ from ._operation import NO_ANNOTATION, Isolated, Operation, hand_out
 from ._policy import Duration, Options, Policy, count, fraction, seconds, shown, version_number
 from ._registry import Registry
 from ._scoreboard import Flight, wait_all
-from ._site import Site, Sites
+from ._site import Change, Site, Sites
 from ._stats import Counters, Stats, total
 from ._tags import BuildTags, check_tags
-from .errors import ConfigurationError, GuardClosed, InvalidationPending, InvalidKey
+from .errors import ConfigurationError, GuardClosed, InvalidKey, unconfirmed
 from .stores import LeasingStore, Store
-from .stores._pending import Invalidation
+from .stores._sender import Confirmation
 from .stores._tier import Tier
 
 T = TypeVar("T")
 
 _FETCHES = 256  # sets of options that `fetch` remembers
 _BUS_TIMEOUT = 1.0  # seconds that opening a guard waits for its bus
-_UNCONFIRMED = "not confirmed by the store; holds in this process, and is repeated until it is"
 
 
 class Seat(Protocol):
@@ -151,7 +150,7 @@ class Guard:
     @enabled.setter
     def enabled(self, enabled: bool) -> None:
         self._enabled = enabled
-        self._sites.tell(Site.hide_flights)
+        self._sites.tell(Change("flights"))
 
     @property
     def rollout(self) -> float:
@@ -161,7 +160,7 @@ class Guard:
     @rollout.setter
     def rollout(self, share: float) -> None:
         self._rollout = fraction("rollout", share)
-        self._sites.tell(Site.hide_flights)
+        self._sites.tell(Change("flights"))
 
     def asker(
         self,
@@ -440,9 +439,7 @@ class Guard:
         if version is not None:
             version_number(version)
             self._check_able(f"{op}: version={version!r}", "versions")
-        self._epochs.bump(op)
-        self._sites.tell(lambda each: each.forget(op))
-        await self._tell_store(lambda tier: tier.invalidation(op, version), op, wait=wait)
+        await self._confirm(op, self._announce_op(op, version), wait=wait)
 
     async def invalidate_all(self, ops: Sequence[str]) -> None:
         """Forget all *ops* as `invalidate` does, all at once.
@@ -450,15 +447,10 @@ class Guard:
         Raises:
             InvalidationPending: the store has not confirmed each of them.
         """
-        sent: list[tuple[str, Flight[bool]]] = []
-        for op in ops:
-            self._epochs.bump(op)
-            self._sites.tell(partial(Site.forget, op=op))
-            sent += [(op, flight) for flight in self._send(partial(Tier.invalidation, op=op))]
-        pending = [op for op, flight in sent if not await flight.wait()]
+        sent = [(op, self._announce_op(op)) for op in ops]
+        pending = [op for op, confirmation in sent if confirmation is not None and not await confirmation.wait()]
         if pending:
-            message = f"{', '.join(pending)}: {_UNCONFIRMED}"
-            raise InvalidationPending(message)
+            raise unconfirmed(pending, len(sent))
 
     async def invalidate_tag(self, tag: str, /, *, wait: bool = True, **values: object) -> None:
         """Forget every op that has *tag*, everywhere; however many there are, that is one operation of the store.
@@ -481,8 +473,7 @@ class Guard:
     async def _invalidate_tag(self, tag: str, *, wait: bool) -> None:
         self._check_able(f"tag={tag!r}", "tags")
         self._epochs.bump_tag(tag)
-        self._sites.tell(lambda each: each.forget_tagged(tag))
-        await self._tell_store(lambda tier: tier.tag_invalidation(tag), tag, wait=wait)
+        await self._confirm(tag, self._sites.tell(Change("tag", tag, is_stored=True)), wait=wait)
 
     async def clear(self, *, wait: bool = True) -> None:
         """Forget everything under this guard's namespace, everywhere, in one operation of the store.
@@ -495,8 +486,7 @@ class Guard:
         """
         self._check_able("clear", "tags")
         self._epochs.bump_all()
-        self._sites.tell(Site.forget_all)
-        await self._tell_store(lambda tier: tier.tag_invalidation(""), "everything", wait=wait)
+        await self._confirm("everything", self._sites.tell(Change("all", is_stored=True)), wait=wait)
 
     def after_commit(self, connection: Connection) -> AfterCommit:
         """Open a transaction on *connection*, of asyncpg, and invalidate when it has committed.
@@ -521,7 +511,7 @@ class Guard:
         """Forget *op* in this process alone, when no other can have it, or there is no way to tell it."""
         self._site()
         self._epochs.bump(op)
-        self._sites.tell(lambda each: each.forget(op))
+        self._sites.tell(Change("op", op))
 
     def _check_able(self, what: str, capability: str) -> None:
         tier = self._site().tier
@@ -529,28 +519,16 @@ class Guard:
             message = f"{what}: {capability} need a Redis store; this guard's {tier.store.name} has none"
             raise ConfigurationError(message)
 
-    async def _tell_store(self, make: Callable[[Tier], Invalidation], what: str, *, wait: bool) -> None:
-        """Have the store carry out an invalidation; wait for this loop's."""
-        sent = self._send(make)
-        if wait and sent and not await sent[0].wait():
-            message = f"{what}: {_UNCONFIRMED}"
-            raise InvalidationPending(message)
+    def _announce_op(self, op: str, version: int | None = None) -> Confirmation | None:
+        """Forget *op* in all loops, and have the store told; not async, as no reader may slip in between."""
+        self._site()
+        self._epochs.bump(op)
+        return self._sites.tell(Change("op", op, version, is_stored=True))
 
-    def _send(self, make: Callable[[Tier], Invalidation]) -> list[Flight[bool]]:
-        """Have each loop's store carry out an invalidation, as each orders its own writes; return this loop's."""
-        here = self._site()
-        sent: list[Flight[bool]] = []
-
-        def tell(site: Site) -> None:
-            if site.tier is not None:
-                announced = make(site.tier)
-                site.tier.announce(announced)  # before the first await: no reader may slip in between
-                flight = site.send(announced)
-                if site is here and flight is not None:
-                    sent.append(flight)
-
-        self._sites.tell(tell)
-        return sent
+    @staticmethod
+    async def _confirm(what: str, confirmation: Confirmation | None, *, wait: bool) -> None:
+        if wait and confirmation is not None and not await confirmation.wait():
+            raise unconfirmed([what], 1)
 
     def peek(self, op: str, /, **values: object) -> Entry[Any] | None:
         """Return this loop's fresh entry of *op* without loading, counting or waiting; *values* as in `invalidate`."""
@@ -590,7 +568,7 @@ class Guard:
             InvalidKey: another function's calls could have the same ops.
         """
         if self._registry.add(owner, spec, operation):  # defined anew: what the old function left is not its own
-            self._sites.tell(Site.forget_replaced)
+            self._sites.tell(Change("replaced"))
 
     async def __aenter__(self) -> Self:
         """Open the store's connections for the running loop; a dead store is no reason not to start.

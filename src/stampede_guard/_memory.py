@@ -170,6 +170,10 @@ class Memory:
         _drop_all(self._fronts)
         self._entries = _Entries(self.maxsize)
 
+    def leave_fronts(self) -> None:
+        """Let fronts serve other loops: this one's will never run again."""
+        _drop_all(self._fronts)
+
     def _lapse(self) -> None:
         self.distrust()
         self.on_lapse()

@@ -267,8 +267,11 @@ class Flight(Generic[T]):
         return LoadCancelled(f"{self.op}: the load was ended by {type(error).__name__}")
 
     def show(self) -> Held:
-        """Return what fronts may know it by, as long as it can be joined."""
-        self.shown = Held(self, self.joinable_until)
+        """Return what fronts may know it by, as long as it can be joined.
+
+        Weakly: a front lives as long as its function, and the flight may be of an event loop that was closed.
+        """
+        self.shown = Held(ref(self), self.joinable_until)
         return self.shown
 
     def hide(self) -> None:

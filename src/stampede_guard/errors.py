@@ -22,6 +22,11 @@ A loader's own error is none of these: it reaches every waiter as what it is.
 Redis failing, slow or absent never surfaces as an exception, but for `InvalidationPending`.
 """
 
+from collections.abc import Sequence
+
+_NAMED = 3  # of many pending invalidations, in a message
+_LONGEST = 200  # characters of each
+
 __all__ = (
     "CannotEncode",
     "ConfigurationError",
@@ -70,7 +75,32 @@ class WrongLoop(StampedeGuardError):
 
 
 class InvalidationPending(StampedeGuardError):
-    """An invalidation holds in this process, and the store has not confirmed it; it is repeated until it does."""
+    """An invalidation holds in this process, and the store has not confirmed it; it is repeated until it does.
+
+    Attributes:
+        pending: Ops and tags whose invalidation is not confirmed: all of them, however many the message names.
+    """
+
+    def __init__(self, message: str = "", *, pending: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.pending = tuple(pending)
+
+
+def unconfirmed(pending: Sequence[str], total: int, before: str = "") -> InvalidationPending:
+    """Return the error for *pending* of *total* ops and tags; its message names a few of them.
+
+    Args:
+        pending: Those that are not confirmed.
+        total: How many were invalidated together.
+        before: What there is to say before that.
+    """
+    named = ", ".join(each if len(each) <= _LONGEST else f"{each[:_LONGEST]}…" for each in pending[:_NAMED])
+    what = named
+    if total > 1:
+        among = "" if len(pending) <= _NAMED else "among them "
+        what = f"{len(pending):,} of {total:,} invalidations, {among}{named}"
+    rest = "not confirmed by the store; holds in this process, and is repeated until it is"
+    return InvalidationPending(f"{before}{what}: {rest}", pending=pending)
 
 
 class WaitTimeout(StampedeGuardError, TimeoutError):

@@ -494,8 +494,8 @@ async def test_several_pending_are_one_error(connection: asyncpg.Connection, sen
     ops = [f"menu-{number}" for number in range(1, 6)]
     sent.errors = {op: InvalidationPending(f"{op}: not confirmed") for op in ops[1:]}
     message = (
-        "committed, but 4 of 6 invalidations are pending, such as: "
-        "menu-2: not confirmed; menu-3: not confirmed; menu-4: not confirmed"
+        "committed, but 4 of 6 invalidations, among them menu-2, menu-3, menu-4: not confirmed by the store; "
+        "holds in this process, and is repeated until it is"
     )
 
     async def write() -> None:
@@ -507,7 +507,7 @@ async def test_several_pending_are_one_error(connection: asyncpg.Connection, sen
     with pytest.raises(InvalidationPending) as caught:
         await write()
 
-    assert message == str(caught.value)
+    assert (message, tuple(ops[1:])) == (str(caught.value), caught.value.pending)
     assert [*((op, None) for op in ops), "menus"] == sent.all
 
 

@@ -580,7 +580,7 @@ async def test_gap_alone_repeats_nothing(make_guard: MakeGuard, admin: Redis, ke
         await admin.set(f"{key}:v", "not touched")
         await cut(admin, guard)
         await until(lambda: is_up(guard), "the bus to be back")
-        await tier_of(guard).settle_all(_backplane._UNCOUNTED)
+        await tier_of(guard).settle_all()
 
         assert await admin.exists(f"{key}:v")
         assert tier_of(guard).pending.all() == []
@@ -748,6 +748,6 @@ async def test_pending_version_is_not_forgotten(store: Instrumented, namespace: 
         for version in (7, 3, None):
             await guard.invalidate(OP, version=version, wait=False)
         store.fails = False
-        await tier_of(guard).settle_all(_backplane._UNCOUNTED)
+        await tier_of(guard).settle_all()
 
     assert await admin.get(f"{key}:g") == b"7"

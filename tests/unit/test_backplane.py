@@ -426,7 +426,7 @@ async def test_beats_go_on_while_the_store_is_told(fresh: Ear, monkeypatch: pyte
     monkeypatch.setattr(_backplane, "_BEAT", 0.0)
     hanging: list[asyncio.Future[None]] = []
 
-    async def settle_all(_: object) -> None:
+    async def settle_all() -> None:
         hanging.append(asyncio.get_running_loop().create_future())
         await hanging[-1]
 

@@ -20,7 +20,6 @@ from stampede_guard import (
 from stampede_guard import _backplane as backplane_module
 from stampede_guard import _course as course_module
 from stampede_guard import _operation as operation_module
-from stampede_guard._stats import Counters
 from stampede_guard.testing import FaultStore, Gate, ManualClock
 
 Pause = Callable[[], Awaitable[None]]
@@ -409,7 +408,7 @@ async def test_unconfirmed_invalidation_is_repeated(
         await here.guard.invalidate(OP)
     still = there.peek()
     here.store.error = None
-    await here.guard._site().tier.settle_all(Counters())  # type: ignore[union-attr]
+    await here.guard._site().tier.settle_all()  # type: ignore[union-attr]
     await eventually(lambda: there.peek() is None)
 
     assert ("soup 1", {}) == (still, server.values)

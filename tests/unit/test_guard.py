@@ -630,7 +630,7 @@ async def test_invalidation_gets_the_breaker_going(
     store.error = OSError("down")
     for _ in range(3):
         await guard.invalidate(OP, wait=False)
-    await pause()
+        await pause()
     await guard.fetch(OP, load, **BOTH)
     store.error = None
     skipped = guard.stats().l2_skips

@@ -48,13 +48,13 @@ class Process:
         """Invalidate the op; return whether that is confirmed."""
         invalidation = self.tier.invalidation(OP, version)
         self.tier.announce(invalidation)
-        return await self.tier.invalidate(invalidation, self.counters)
+        return await self.tier.send(invalidation).wait()
 
     async def invalidate_tag(self, tag: str) -> bool:
         """Invalidate a tag; return whether that is confirmed."""
         invalidation = self.tier.tag_invalidation(tag)
         self.tier.announce(invalidation)
-        return await self.tier.invalidate(invalidation, self.counters)
+        return await self.tier.send(invalidation).wait()
 
 
 async def fill(lease: Lease, payload: bytes = b"soup", version: int | None = None, *, holds: bool = True) -> bool:

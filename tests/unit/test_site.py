@@ -1,16 +1,21 @@
 import asyncio
 import gc
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 from weakref import ref
 
 import pytest
 
+from stampede_guard import Guard, coalesce
+from stampede_guard import _site as site_module
 from stampede_guard._epochs import Epochs
 from stampede_guard._limiter import Limits
 from stampede_guard._memory import Memory
 from stampede_guard._scoreboard import Flight
-from stampede_guard._site import Site, Sites
+from stampede_guard._site import Change, Site, Sites
 from stampede_guard._stats import Counters
 from stampede_guard.stores import Touched
 from stampede_guard.stores._tier import Tier
@@ -82,71 +87,159 @@ def test_newer_site_is_not_removed(make_loop: MakeLoop) -> None:
     assert new is run(loop, sites.here)
 
 
+def remembering(sites: Sites, *loops: asyncio.AbstractEventLoop) -> list[Site]:
+    """Return sites for *loops* that remember the op `a`."""
+    made = [opened(sites, loop) for loop in loops]
+    for site in made:
+        site.memory.put("a", "soup", 60)
+    return made
+
+
+def left(sites: list[Site]) -> list[bool]:
+    """Return which of *sites* still remember it."""
+    return ["a" in site.memory for site in sites]
+
+
+FORGET = Change("op", "a")
+
+
 def test_changes_reach_every_loop(make_loop: MakeLoop) -> None:
     """A change is made here at once, and elsewhere in the other loop's next iteration."""
     sites, here, there = Sites(), make_loop(), make_loop()
-    ours, theirs = opened(sites, here), opened(sites, there)
-    changed: list[Site] = []
+    both = remembering(sites, here, there)
 
-    def tell() -> list[Site]:
-        sites.tell(changed.append)
-        return [*changed]
-
-    at_once = run(here, tell)
+    run(here, lambda: sites.tell(FORGET))
+    at_once = left(both)
     run(there, lambda: None)
 
-    assert ([ours], [ours, theirs]) == (at_once, changed)
+    assert ([False, True], [False, False]) == (at_once, left(both))
 
 
 def test_changes_from_outside_of_a_loop(make_loop: MakeLoop) -> None:
     """Where no loop is running every site is elsewhere."""
     sites, loop = Sites(), make_loop()
-    changed: list[Site] = []
-    site = opened(sites, loop)
+    own = remembering(sites, loop)
 
-    sites.tell(changed.append)
-    at_once = [*changed]
+    sites.tell(FORGET)
+    at_once = left(own)
     run(loop, lambda: None)
 
-    assert ([], [site]) == (at_once, changed)
+    assert ([True], [False]) == (at_once, left(own))
+
+
+def test_changes_from_a_loop_without_a_site(make_loop: MakeLoop) -> None:
+    """A loop that does not use the guard can tell those that do."""
+    sites, here, there = Sites(), make_loop(), make_loop()
+    own = remembering(sites, there)
+
+    assert run(here, lambda: sites.tell(FORGET)) is None
+    run(there, lambda: None)
+
+    assert [False] == left(own)
 
 
 def test_closed_loops_are_passed_over(make_loop: MakeLoop) -> None:
     """A loop that was closed is told nothing."""
     sites, loop = Sites(), make_loop()
-    changed: list[Site] = []
-    opened(sites, loop)
+    own = remembering(sites, loop)
     loop.close()
 
-    sites.tell(changed.append)
+    sites.tell(FORGET)
 
-    assert [] == changed
+    assert ([True], {}) == (left(own), own[0].news)
 
 
 def test_loop_that_closes_just_then(make_loop: MakeLoop, monkeypatch: pytest.MonkeyPatch) -> None:
     """A loop that is closed between the look and the word, by its own thread, is passed over too."""
     sites, loop = Sites(), make_loop()
-    changed: list[Site] = []
-    opened(sites, loop)
+    own = remembering(sites, loop)
     loop.close()
     monkeypatch.setattr(loop, "is_closed", lambda: False)
-    sites.tell(changed.append)
+    sites.tell(FORGET)
     monkeypatch.undo()
 
-    assert [] == changed
+    assert [True] == left(own)
+
+
+def test_site_whose_loop_is_gone_is_passed_over() -> None:
+    """A site that something keeps longer than its loop is told nothing."""
+    sites, loop = Sites(), asyncio.new_event_loop()
+    own = remembering(sites, loop)
+    loop.close()
+    del loop
+    gc.collect()
+
+    sites.tell(FORGET)
+
+    assert ([True], {}) == (left(own), own[0].news)
 
 
 def test_site_that_was_removed_meanwhile_is_not_changed(make_loop: MakeLoop) -> None:
     """A change that arrives when its site is gone is dropped, and not made to the site that came after."""
     sites, loop = Sites(), make_loop()
-    changed: list[Site] = []
-    site = opened(sites, loop)
-    loop.call_soon(sites.remove, site)
-    sites.tell(changed.append)
+    own = remembering(sites, loop)
+    loop.call_soon(sites.remove, own[0])
+    sites.tell(FORGET)
 
     run(loop, lambda: None)
 
-    assert [] == changed
+    assert ([True], {}) == (left(own), own[0].news)
+
+
+def test_loop_that_rarely_runs_keeps_one_note(make_loop: MakeLoop) -> None:
+    """However much is invalidated elsewhere, a loop that does not run has one handle for it, and equal changes once."""
+    sites, loop = Sites(), make_loop()
+    loop.set_debug(True)
+    (site,) = remembering(sites, loop)
+    before = len(loop._ready)  # type: ignore[attr-defined]
+
+    for _ in range(3):
+        for op in ("a", "b", "c"):
+            sites.tell(Change("op", op))
+    after = len(loop._ready) - before, len(site.news)  # type: ignore[attr-defined]
+    run(loop, lambda: None)
+    sites.tell(FORGET)
+    run(loop, lambda: None)
+
+    assert (1, 3) == after
+    assert ([False], {}) == (left([site]), site.news)
+
+
+@pytest.mark.parametrize("is_stored", [False, True])
+def test_loop_with_too_many_changes_forgets_everything(
+    make_loop: MakeLoop, monkeypatch: pytest.MonkeyPatch, *, is_stored: bool
+) -> None:
+    """What a loop has not heard of is bounded; beyond that it forgets all, in its store too if that was to be told."""
+    monkeypatch.setattr(site_module, "_NEWS", 3)
+    sites, loop = Sites(), make_loop()
+    (site,) = remembering(sites, loop)
+    changes = [Change("op", f"menu-{number}", is_stored=is_stored and number == 1) for number in range(5)]
+
+    for change in changes:
+        sites.tell(change)
+    noted = {*site.news}
+    run(loop, lambda: None)
+
+    assert {Change("all", is_stored=is_stored), changes[-1]} == noted
+    assert [False] == left([site])
+
+
+def test_word_that_a_signal_handler_cuts_off(make_loop: MakeLoop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A change whose word to the loop was cut off by an exception is made with the next one."""
+    sites, loop = Sites(), make_loop()
+    own = remembering(sites, loop)
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(loop, "call_soon_threadsafe", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        sites.tell(FORGET)
+    monkeypatch.undo()
+    sites.tell(Change("op", "b"))
+    run(loop, lambda: None)
+
+    assert [False] == left(own)
 
 
 def test_site_does_not_keep_its_loop(make_loop: MakeLoop) -> None:
@@ -159,7 +252,151 @@ def test_site_does_not_keep_its_loop(make_loop: MakeLoop) -> None:
     gc.collect()
 
     assert forgotten() is None
-    assert [] == list(sites._sites)
+    assert {} == sites._open
+
+
+def test_sites_of_a_guard_that_is_gone(make_loop: MakeLoop) -> None:
+    """A loop keeps nothing of a guard that is gone."""
+    sites, loop = Sites(), make_loop()
+    forgotten = ref(opened(sites, loop))
+
+    del sites
+    gc.collect()
+
+    assert forgotten() is None
+
+
+@pytest.mark.parametrize("is_joined", [False, True])
+def test_loop_closed_with_a_load_up_is_let_go(*, is_joined: bool) -> None:
+    """A loop that was closed over a load is garbage, however long the guard and the function live."""
+    guard = Guard()
+
+    @coalesce("menu-{menu_id}", guard=guard, ttl=60)
+    async def load(menu_id: int) -> str:
+        await asyncio.Event().wait()
+        return "menu"
+
+    loop = asyncio.new_event_loop()
+    loop.set_exception_handler(lambda *_: None)  # that tasks are left pending is what this is about
+
+    async def leave_up() -> None:
+        callers = [asyncio.create_task(load(7)) for _ in range(2 + is_joined)]
+        for _ in range(3):
+            await asyncio.sleep(0)
+        for caller in callers:
+            caller.cancel()
+        await asyncio.wait(callers)
+
+    loop.run_until_complete(leave_up())
+    loop.close()
+    forgotten = ref(loop)
+    del loop
+    gc.collect()
+
+    assert forgotten() is None
+    assert load.key(7) == "menu-7"  # it is still there, and so is the guard
+    assert guard.enabled
+
+
+def test_child_of_a_fork_leaves_the_parents_loops(make_loop: MakeLoop) -> None:
+    """Where this process was forked, sites of before are told nothing, and leave their fronts to others."""
+    sites, loop = Sites(), make_loop()
+    own = remembering(sites, loop)
+
+    site_module._disown_all()
+    sites.tell(FORGET)
+
+    assert ([True], {}, {}) == (left(own), own[0].news, sites._open)
+
+
+CRITICAL = """
+import asyncio, os, signal, sys, threading
+from stampede_guard import Guard, _site, coalesce
+
+guard = Guard()
+
+@coalesce("menu-{menu_id}", guard=guard, ttl=60)
+async def load(menu_id):
+    return menu_id
+
+def lines_of_sites(at_line):
+    def trace(frame, event, _):
+        if frame.f_code.co_filename != _site.__file__:
+            return None
+        if event == "line":
+            at_line()
+        return trace
+    return trace
+
+async def use():
+    await load(7)
+    await load.invalidate(7)
+    guard.enabled = True
+
+other = asyncio.new_event_loop()
+other.run_until_complete(load(8))
+"""
+
+SIGNAL = """
+seen = []
+def handler(*_):
+    seen.append(None)
+    guard.enabled = True
+    guard.rollout = 1.0
+signal.signal(signal.SIGUSR1, handler)
+def interrupt():
+    sys.settrace(None)
+    signal.raise_signal(signal.SIGUSR1)
+    sys.settrace(trace)
+trace = lines_of_sites(interrupt)
+sys.settrace(trace)
+asyncio.run(use())
+sys.settrace(None)
+print(len(seen) > 20)
+"""
+
+FORK = """
+steps, resume = [], threading.Semaphore(0)
+arrived = threading.Semaphore(0)
+def stop():
+    steps.append(None)
+    arrived.release()
+    resume.acquire()
+def run():
+    sys.settrace(lines_of_sites(stop))
+    asyncio.run(use())
+    sys.settrace(None)
+    done.append(None)
+    arrived.release()
+done = []
+thread = threading.Thread(target=run)
+thread.start()
+failed = 0
+while True:
+    arrived.acquire()
+    if done:
+        break
+    child = os.fork()
+    if not child:
+        signal.alarm(10)
+        asyncio.run(use())
+        os._exit(0)
+    failed += os.waitpid(child, 0)[1] != 0
+    resume.release()
+thread.join()
+print(failed == 0 and len(steps) > 20)
+"""
+
+
+@pytest.mark.parametrize("story", [SIGNAL, FORK], ids=["signal", "fork"])
+def test_no_step_holds_what_others_need(story: str) -> None:
+    """A signal handler that comes between any two lines, and a child forked there, can use the guard."""
+    environment = {**os.environ, "PYTHONWARNINGS": "ignore"}  # Python's own about forks with threads
+    command = [sys.executable, "-c", CRITICAL + story]
+
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=40, env=environment, check=False)
+
+    assert ("True", 0) == (ended.stdout.strip(), ended.returncode), ended.stderr
 
 
 async def test_forget() -> None:
@@ -180,22 +417,30 @@ async def test_forget() -> None:
     assert ((2, 2), (0, 0)) == (one, everything)
 
 
-async def test_invalidation_without_a_tier(tier: Tier) -> None:
-    """Where there is no store there is nobody to tell."""
-    assert site_of(asyncio.get_running_loop()).send(tier.invalidation("a")) is None
+async def test_invalidation_without_a_tier() -> None:
+    """Where there is no store there is nothing to be confirmed."""
+    assert site_of(asyncio.get_running_loop()).make(Change("op", "a", is_stored=True)) is None
 
 
-async def test_invalidation_goes_on_in_a_flight_of_its_own(tier: Tier) -> None:
-    """The flight of an invalidation joins nobody's, and ends with the store's confirmation."""
+async def test_invalidation_that_concerns_this_loop_alone(tier: Tier) -> None:
+    """A change that the store need not know of is not sent."""
     site = site_of(asyncio.get_running_loop(), tier)
-    announced = tier.invalidation("a")
-    tier.announce(announced)
 
-    flight = site.send(announced)
+    assert [None] * 3 == [site.make(change) for change in (Change("op", "a"), Change("all"), Change("flights"))]
+    assert tier.pending.is_empty
 
-    assert flight is not None
-    assert {} == site.board.flights
-    assert await flight.wait()
+
+@pytest.mark.parametrize("change", [Change("op", "a", is_stored=True), Change("all", is_stored=True)])
+async def test_invalidation_is_announced_at_once(change: Change, tier: Tier) -> None:
+    """What is invalidated is in quarantine before anything is awaited; the store's confirmation ends that."""
+    site = site_of(asyncio.get_running_loop(), tier)
+
+    confirmation = site.make(change)
+    announced = tier.pending.is_empty
+
+    assert confirmation is not None
+    assert await confirmation.wait()
+    assert not announced
 
 
 # What is heard of other processes

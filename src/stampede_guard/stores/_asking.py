@@ -66,13 +66,15 @@ class Asking:
     ) -> T:
         """Return the store's answer, when it is this operation's turn; tell the breaker of *node* how it went.
 
+        What *is_forced* is tried even when the breaker is open, and waits for its turn as long as it takes.
+
         Raises:
             NoAnswer: there was none.
         """
-        if self._slots.locked():
+        if self._slots.locked() and not is_forced:
             await self._queue(counters)
         else:
-            await self._slots.acquire()  # at once
+            await self._slots.acquire()  # at once, or as long as it takes
         try:
             # Now, not before the queue: should the store hang, those who queue leave as soon as that is known.
             breaker = self.breaker(node)

@@ -48,13 +48,18 @@ class Pending:
     def add(self, invalidation: Invalidation) -> None:
         """Note that *invalidation* was asked for."""
         if len(self._waiting) >= _LIMIT and invalidation.key not in self._waiting:
-            self._waiting.clear()
             if self._everything is None:
-                self.lost_at = self._clock()
+                self.lose_all()
             else:
+                self._waiting.clear()
                 invalidation = self._everything
         # A new object each time: an answer to an earlier request does not confirm a later one.
         self._waiting[invalidation.key] = _merged(invalidation, self._waiting.get(invalidation.key))
+
+    def lose_all(self) -> None:
+        """Forget what is waiting, and that it is not known: everything may be old."""
+        self._waiting.clear()
+        self.lost_at = self._clock()
 
     @property
     def is_empty(self) -> bool:

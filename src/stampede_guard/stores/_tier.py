@@ -18,6 +18,7 @@ from ._lease import Lease
 from ._pending import Invalidation, Pending
 from ._recent import Recent
 from ._scripts import new_mark
+from ._sender import Confirmation, Sender
 from ._unleased import Unleased
 
 logger = logging.getLogger("stampede_guard")
@@ -25,7 +26,6 @@ logger = logging.getLogger("stampede_guard")
 _READABLE = re.compile(r"[!-z|~]{1,200}")  # printable, no space and no brace: it stands inside a hash tag
 _LONGEST = 240  # characters of namespace and op together
 _MARKS_LIFE = 86_400.0  # seconds: a mark that is gone costs a load of whatever carried it
-_AT_ONCE = 64  # invalidations that are repeated side by side
 
 
 class Tier:
@@ -56,12 +56,13 @@ class Tier:
         self.recent = Recent(clock)
         self._namespace = namespace
         self._instance = instance
-        self._everything = Invalidation(self.tag_key(""), Message("c", instance, "").pack(), is_tag=True)
+        self.everything = Invalidation(self.tag_key(""), Message("c", instance, "").pack(), is_tag=True)
         self._has_tags = "tags" in self.store.capabilities
-        self._pending = Pending(clock, self._everything if self._has_tags else None)
+        self._pending = Pending(clock, self.everything if self._has_tags else None)
         self._writes: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._generation = self.store.generation
         self.upkeep: set[asyncio.Task[None]] = set()
+        self._sender = Sender(self, self.upkeep)
 
     @property
     def capabilities(self) -> frozenset[str]:
@@ -107,7 +108,7 @@ class Tier:
         """
         keys: tuple[str, ...] = ()
         if self._has_tags:
-            everything = self._everything.key
+            everything = self.everything.key
             keys = (everything, *map(self.tag_key, tags)) if tags else (everything,)
         return Lease(self, op, self.key(op), keys, length, longest_life, counters)
 
@@ -118,29 +119,24 @@ class Tier:
     def tag_invalidation(self, tag: str) -> Invalidation:
         """Return the invalidation of *tag*; of everything, if it is empty."""
         if not tag:
-            return self._everything
+            return self.everything
         return Invalidation(self.tag_key(tag), Message("t", self._instance, tag).pack(), is_tag=True)
 
     def announce(self, invalidation: Invalidation) -> None:
         """Read and store nothing that *invalidation* concerns until the store has confirmed it."""
-        self.pending.add(invalidation)
         self.recent.note(invalidation.key)
+        if invalidation is self.everything and not self._has_tags:
+            self.pending.lose_all()
+        else:
+            self.pending.add(invalidation)
 
-    async def invalidate(self, invalidation: Invalidation, counters: Counters) -> bool:
-        """Carry out what was announced, after any write of the key that is under way; return whether it is confirmed.
+    def send(self, invalidation: Invalidation) -> Confirmation:
+        """Announce *invalidation*, and have it carried out after any write of the key that is under way.
 
         Tried even when the breaker is open, for the sake of the other processes.
         """
-        # When too many were pending, the one for everything stands for this one too.
-        for key in dict.fromkeys((invalidation.key, self._everything.key)):
-            async with self.turn(key):
-                if self.pending.of(key) is not None:
-                    try:
-                        await self.settle(key, counters, is_forced=True)
-                    except NoAnswer:
-                        return False
-                    return True
-        return True
+        self.announce(invalidation)
+        return self._sender.send(invalidation.key)
 
     async def settle(self, key: str, counters: Counters, *, is_forced: bool = False) -> None:
         """Make sure that no invalidation of *key* is pending; only while it is the caller's turn.
@@ -159,13 +155,10 @@ class Tier:
                 self.pending.confirm(waiting)
                 return
 
-    async def settle_all(self, counters: Counters) -> None:
+    async def settle_all(self) -> None:
         """Try again what is pending."""
-        waiting = self.pending.all()
-        while waiting:
-            batch, waiting = waiting[:_AT_ONCE], waiting[_AT_ONCE:]
-            if not all(await asyncio.gather(*(self.invalidate(each, counters) for each in batch))):
-                return  # there is no use in asking on
+        for confirmation in [self._sender.send(each.key) for each in self.pending.all()]:
+            await confirmation.wait()
 
     async def echo(self, word: bytes, counters: Counters) -> bool:
         """Send an echo, even when the breaker is open: that is how we find out that the store is back."""
