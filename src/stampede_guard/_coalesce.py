@@ -3,9 +3,10 @@
 import inspect
 from collections.abc import Callable, Coroutine, Sequence
 from contextvars import ContextVar
+from copy import deepcopy
 from dataclasses import dataclass, replace
-from functools import partial, update_wrapper
-from types import MethodType, SimpleNamespace
+from functools import partial
+from types import MethodType
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -15,7 +16,6 @@ from typing import (
     Protocol,
     TypeVar,
     Unpack,
-    get_type_hints,
     overload,
 )
 
@@ -27,7 +27,7 @@ from ._keys import KeySpec, compile_key, name_of, receiver_of
 from ._operation import NO_ANNOTATION, Operation, hand_out
 from ._policy import Options, Policy, shown
 from ._scoreboard import Flight
-from ._source import as_tuple_and_dict, compile_like, forwarding, parameters_of, tuple_of
+from ._source import annotation_of, as_tuple_and_dict, compile_like, forwarding, imitate, parameters_of, tuple_of
 from ._tags import BuildTags, compile_tags
 from .errors import ConfigurationError, InvalidKey, NotCoalescable
 
@@ -83,7 +83,7 @@ class Coalesced(Callee, Generic[P, T]):
         codec: Codec | None = None,
         tags: Sequence[str] = (),
     ) -> None:
-        update_wrapper(self, function)  # which sets `__wrapped__` too
+        imitate(self, function)
         # `inspect` recognises what quacks like a function by these three and the name.
         self.__code__ = function.__code__
         self.__defaults__ = function.__defaults__
@@ -219,6 +219,15 @@ class Coalesced(Callee, Generic[P, T]):
     def __reduce__(self) -> str:
         """Pickle by name, as functions are; a copy is the thing itself."""
         return self.__qualname__
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Coalesced[P, T]":
+        """Return what is bound to a copy of the instance, if that is copied too; a function is the thing itself."""
+        if self._receiver is None:
+            return self
+        unbound = type(self).__new__(type(self))
+        unbound.__dict__ = self.__dict__
+        unbound._call = getattr(self._call, "__func__", self._call)  # noqa: SLF001  # it is one of these
+        return unbound.bound_to(deepcopy(self._receiver, memo))
 
     def __repr__(self) -> str:
         return f"<coalesced {self.__module__}.{self.__qualname__}>"
@@ -465,15 +474,10 @@ def check_receiver(function: Callable[..., Any], by: str, advice: str) -> None:
 
 
 def return_annotation(function: Callable[..., Any]) -> Any:
-    """Evaluate the return annotation alone: a parameter's may name what only type checkers import."""
+    """Return the return annotation, or that there is none."""
     if "return" not in function.__annotations__:
         return NO_ANNOTATION
-    alone = SimpleNamespace(
-        __annotations__={"return": function.__annotations__["return"]},
-        __type_params__=getattr(function, "__type_params__", ()),
-    )
-    names = getattr(inspect.unwrap(function), "__globals__", {})
-    return get_type_hints(alone, names, include_extras=True)["return"]
+    return annotation_of(function, "return")
 
 
 def parts_of(coalesced: Coalesced[Any, Any]) -> tuple[Operation, Callable[..., str], bool]:

@@ -7,6 +7,8 @@ error is chained to and what a group holds is copied too, since a waiter may unw
 """
 
 import copy
+from contextlib import suppress
+from types import MemberDescriptorType
 from typing import Any, TypeVar
 
 from .errors import LoadFailed
@@ -81,6 +83,7 @@ def _twin(error: E, twins: Twins) -> E | None:
             if twin is None or twin is error or type(twin) is not type(error):
                 continue
             twin.__dict__.update(error.__dict__)
+            _copy_members(error, twin)
             if "__notes__" in error.__dict__:
                 twin.__notes__ = [*error.__notes__]  # a list: shared, a note would reach everybody
         except Exception:  # noqa: BLE001, S112  # a user's __reduce__ or __new__ may raise anything
@@ -92,7 +95,21 @@ def _twin(error: E, twins: Twins) -> E | None:
 def _remake(error: E, _: Twins) -> E | None:
     """Copy an error as `copy` does, through its type; `None` if its `__init__` makes something else of its `args`."""
     twin = copy.copy(error)
+    if twin.args != error.args and type(error).__reduce__ is not BaseException.__reduce__ and str(twin) == str(error):
+        twin.args = error.args  # its type knows how to copy it: Pydantic's is made by a function of other arguments
     return twin if twin.args == error.args else None
+
+
+def _copy_members(error: BaseException, twin: BaseException) -> None:
+    """Copy what is not in the dict: slots, and what exceptions of Python's own hold in C."""
+    for kind in type(error).__mro__:
+        if kind is BaseException:
+            break
+        for name, member in vars(kind).items():
+            value = getattr(error, name, None) if isinstance(member, MemberDescriptorType) else None
+            if value is not None and value is not getattr(twin, name, None):
+                with suppress(AttributeError, TypeError):  # it can only be read, and was set when the twin was made
+                    setattr(twin, name, value)
 
 
 def _without_init(error: E, _: Twins) -> E:

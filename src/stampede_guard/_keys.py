@@ -14,11 +14,11 @@ hands one caller's answer to another; so both are refused or escaped:
 import inspect
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
-from typing import Any, cast
+from dataclasses import dataclass, is_dataclass
+from typing import Any, cast, get_args
 
 from ._canonical import LONG, canonical, class_name, identity, qualified_name, shortened, text_of
-from ._source import compile_like, forwarding, parameters_of
+from ._source import annotation_of, compile_like, forwarding, parameters_of
 from ._template import Shape, Template, followed_by, may_begin_with, may_meet
 from .errors import InvalidKey
 
@@ -104,9 +104,12 @@ def compile_key(  # noqa: PLR0915  # one decision after the other
     namespace: dict[str, Any] = {"_sg_receiver": class_name if is_named else identity}
     if template is not None:
         _check_complete(function, template, {*ignore, receiver or ""}, names)
+        _check_kinds(function, [part for part in template.parts[1::2] if "." not in part])
         body, shape = _template_body(template), template.shape
     elif key is None:
-        body = _derived_body(function, [name for name in names if name not in ignore and name != receiver])
+        used = [name for name in names if name not in ignore and name != receiver]
+        _check_kinds(function, used)
+        body = _derived_body(function, used)
         shape = (name_of(function),)
     else:
         namespace["_sg_key"] = _checked(function, cast("BuildKey", key))
@@ -156,6 +159,40 @@ def _check_complete(function: Callable[..., Any], template: Template, left_out: 
                 f"ignore=({name!r},) if it does not change the answer"
             )
             raise InvalidKey(message)
+
+
+def _check_kinds(function: Callable[..., Any], names: Sequence[str]) -> None:
+    """Check that no annotation promises an argument that has no place in a key: a model of Pydantic's.
+
+    Raises:
+        InvalidKey: one does.
+    """
+    for name in names:
+        try:
+            model = _model_in(annotation_of(function, name))
+        except Exception:  # noqa: BLE001, S112  # no annotation, or one that is only for type checkers
+            continue
+        if model is not None:
+            message = (
+                f"{name_of(function)}: the parameter {name!r} is a {qualified_name(model)}, a model, which has no "
+                f"canonical form: {_remedy_for(name)}"
+            )
+            raise InvalidKey(message)
+
+
+def _remedy_for(name: str) -> str:
+    return f"pass a key template that names what matters, such as '…-{{{name}.id}}', or key=, or ignore=({name!r},)"
+
+
+def _model_in(annotation: Any) -> type | None:
+    """Return the first model of Pydantic's in an annotation."""
+    if (
+        isinstance(annotation, type)
+        and hasattr(annotation, "__pydantic_core_schema__")
+        and not is_dataclass(annotation)
+    ):
+        return annotation
+    return next(filter(None, map(_model_in, get_args(annotation))), None)
 
 
 def _template_body(template: Template) -> str:

@@ -7,6 +7,7 @@ has its own op, with all that is known of ops, and calls for one and for many sh
 import inspect
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextvars import ContextVar
+from copy import deepcopy
 from functools import partial, update_wrapper
 from types import MethodType
 from typing import Any, Generic, Optional, TypeVar, Unpack, cast, get_args, get_origin, overload
@@ -18,7 +19,7 @@ from ._gather import Gathering, Loader, Seat
 from ._guard import Guard
 from ._keys import name_of, receiver_of
 from ._policy import Duration, Options, count, seconds
-from ._source import compile_like, parameters_of
+from ._source import compile_like, imitate, parameters_of
 from ._template import Template
 from .errors import ConfigurationError, InvalidKey, NotCoalescable
 
@@ -41,7 +42,7 @@ class CoalescedMany(Generic[K, V]):
     def __init__(
         self, function: Loader, one: Coalesced[[K], V | None], gathering: Gathering, args: tuple[Any, ...]
     ) -> None:
-        update_wrapper(self, function)
+        imitate(self, function)
         self.one = one
         self.guard = one.guard
         self._gathering = gathering
@@ -134,6 +135,13 @@ class CoalescedMany(Generic[K, V]):
         """Pickle by name, as functions are; a copy is the thing itself."""
         return self.__qualname__
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> "CoalescedMany[K, V]":
+        """Return what is bound to a copy of the instance, if that is copied too; a function is the thing itself."""
+        if not self._args:
+            return self
+        bound, one, args = deepcopy((self.__wrapped__, self.one, self._args), memo)
+        return CoalescedMany(bound, one, self._gathering, args)
+
     def __repr__(self) -> str:
         return f"<coalesced {self.__module__}.{self.__qualname__}>"
 
@@ -144,8 +152,7 @@ class CoalescedManyMethod(Generic[S, K, V]):
     __wrapped__: Loader
 
     def __init__(self, function: Loader, one: Coalesced[Any, Any], gathering: Gathering) -> None:
-        like: Any = self
-        update_wrapper(like, function)
+        imitate(self, function)
         self._one = one
         self._gathering = gathering
 

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from contextvars import Context, ContextVar
 from functools import partial
 from math import inf
-from typing import Any, Generic, Protocol, TypeVar, cast, final
+from typing import Any, Generic, NoReturn, Protocol, TypeVar, cast, final
 from weakref import ref
 
 from ._awaited import is_awaited_by
@@ -210,7 +210,10 @@ class Flight(Generic[T]):
         except BaseException as error:  # a task factory that refuses, or an eager load that stops the loop
             run.close()
             self._finish(None, self._ended_by(error))
-            raise
+            if not isinstance(error, KeyboardInterrupt | SystemExit):
+                raise
+            self.loop.call_soon(_stop, error)  # the loop, as a load does that has begun later; not this caller
+            return
         self._eager = None
         if self.is_looking:
             self._stop_looking()
@@ -531,6 +534,10 @@ def _is_urgent(flight: ref[Flight[Any]]) -> bool:
     """Return whether the flight of the reference is urgent; one that was aborted still is, while it cleans up."""
     referent = flight()
     return referent is not None and referent.is_urgent
+
+
+def _stop(error: BaseException) -> NoReturn:
+    raise error
 
 
 def _wake(waiter: asyncio.Future[str], why: str) -> None:

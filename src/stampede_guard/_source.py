@@ -7,8 +7,10 @@ parameters, which are identifiers, get into the source: nothing that a user wrot
 import inspect
 import linecache
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import update_wrapper
 from itertools import count
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, get_type_hints
 from weakref import finalize
 
 from .errors import NotCoalescable
@@ -49,6 +51,31 @@ def _by_keyword(parameters: Iterable[inspect.Parameter], written: str) -> list[s
         for each in parameters
         if each.kind in forms
     ]
+
+
+def imitate(stand_in: Any, function: Callable[..., Any]) -> None:
+    """Let *stand_in* look like *function*, as `functools.wraps` does; keep what its class defines.
+
+    An attribute of the function that is called like a method of the stand-in is found through `__wrapped__`.
+    """
+    own = {name: value for name, value in vars(function).items() if not hasattr(type(stand_in), name)}
+    vars(stand_in).update(own)
+    update_wrapper(stand_in, function, updated=())  # which sets `__wrapped__` too
+
+
+def annotation_of(function: Callable[..., Any], name: str) -> Any:
+    """Evaluate the annotation of a parameter, or of `"return"`, alone: others may name what only type checkers import.
+
+    Raises:
+        KeyError: there is none.
+        NameError: a name in it is not defined, or not yet.
+    """
+    alone = SimpleNamespace(
+        __annotations__={name: function.__annotations__[name]},
+        __type_params__=getattr(function, "__type_params__", ()),
+    )
+    names = getattr(inspect.unwrap(function), "__globals__", {})
+    return get_type_hints(alone, names, include_extras=True)[name]
 
 
 class _Verbatim:

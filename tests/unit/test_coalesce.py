@@ -10,16 +10,18 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextvars import ContextVar, copy_context
 from datetime import timedelta
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_type_hints
 from weakref import ref
 
 import httpx
 import pytest
 from fastapi import Depends, FastAPI
+from pydantic import BaseModel, ConfigDict, PydanticUserError
 
 from stampede_guard import (
     CannotEncode,
     Coalesced,
+    CoalescedManyMethod,
     ConfigurationError,
     Guard,
     GuardClosed,
@@ -29,6 +31,7 @@ from stampede_guard import (
     NotCoalescable,
     WaitTimeout,
     coalesce,
+    coalesce_many,
 )
 from stampede_guard.testing import FaultStore, Gate, ManualClock
 
@@ -323,6 +326,51 @@ def test_copies(duplicate: Callable[[Any], Any]) -> None:
     """A copy is the function itself, and a pickle its name, as with every function."""
     assert duplicate(module_level) is module_level
     assert duplicate(Plain.load) is Plain.load
+
+
+@pytest.mark.parametrize("name", ["key", "tags", "invalidate", "refresh", "peek", "bypass", "bound_to", "guard"])
+async def test_function_with_an_attribute_of_such_a_name(name: str, guard: Guard) -> None:
+    """An attribute of the function that is called like a method of the stand-in does not take its place."""
+
+    async def load(menu_id: int) -> str:
+        return f"menu {menu_id}"
+
+    setattr(load, name, "the function's own")
+    load.answers = load.loader = load._function = load._alone = "not ours"  # type: ignore[attr-defined]
+    coalesced: Any = coalesce("menu-{menu_id}", guard=guard, ttl=5, tags=("menus",))(load)
+
+    assert "menu 7" == await coalesced(7) == await coalesced.refresh(7) == await coalesced.bypass(7)
+    assert ("menu-7", ("menus",), guard) == (coalesced.key(7), coalesced.tags(7), coalesced.guard)
+    assert coalesced.peek(7).value == "menu 7"
+    await coalesced.invalidate(7)
+    assert coalesced.peek(7) is None
+    assert "the function's own" == getattr(coalesced.__wrapped__, name)
+
+
+class Shop:
+    """Keeps a bound method among its attributes."""
+
+    def __init__(self, city: str) -> None:
+        self.city = city
+        self.ask: Any = self.load
+
+    @coalesce(ttl=5)
+    async def load(self, menu_id: int) -> str:
+        """Load a menu of this city."""
+        return f"{self.city} {menu_id}"
+
+
+async def test_deep_copy_of_a_bound_method() -> None:
+    """A deep copy of an instance has the methods of that copy, as with every method."""
+    shop = Shop("Rome")
+    twin = copy.deepcopy(shop)
+    twin.city = "Turin"
+
+    assert twin.ask == twin.load
+    assert ["Turin 7", "Rome 7"] == [await twin.ask(7), await shop.ask(7)]
+    assert twin.ask.key(7) == twin.load.key(7) != shop.load.key(7)
+    assert copy.copy(shop).ask == shop.load
+    assert ["Turin 7"] * 2 == [await copy.deepcopy(twin.ask).bypass(7), (await twin.ask.refresh(7))]
 
 
 def test_pickle_of_a_bound_method() -> None:
@@ -731,7 +779,7 @@ def test_wrong_decorations(form: Any, function: Any, message: str) -> None:
         ({"vary": tenant}, "vary=.*: give a tuple of context variables"),
         ({"vary": ("tenant",)}, r"vary=\('tenant',\): give a tuple of context variables"),
         ({"vary": iter([tenant])}, "vary=.*: give a tuple of context variables"),
-        ({"guard": "redis://localhost"}, "guard='redis://localhost': give a Guard"),
+        ({"guard": "redis://localhost"}, "guard='redis://…: give a Guard"),
         ({"codec": object()}, "codec=.*; give an object with encode"),
         ({"tll": 5}, "there is no option 'tll'; there are ttl, l2_ttl"),
     ],
@@ -1365,3 +1413,72 @@ async def test_fastapi_with_postponed_annotations(guard: Guard) -> None:
 def test_type_of_a_coalesced_function() -> None:
     """What the decorator returns can be recognised."""
     assert isinstance(module_level, Coalesced)
+
+
+# ── Pydantic ─────────────────────────────────────────────────────────────────────────────────────
+
+
+class Customer(BaseModel):
+    """An argument of Pydantic's."""
+
+    number: int
+
+
+async def test_methods_of_a_model(guard: Guard) -> None:
+    """A model has coalesced methods if it is told that they are no fields, in either of Pydantic's ways."""
+
+    class Told(BaseModel):
+        model_config = ConfigDict(ignored_types=(Coalesced, CoalescedManyMethod))
+        city: str
+
+        @coalesce("told-{self.city}-{menu_id}", guard=guard, ttl=5)
+        async def load(self, menu_id: int) -> str:
+            return f"{self.city} {menu_id}"
+
+        @coalesce(guard=guard, ttl=5)
+        async def own(self, menu_id: int) -> str:
+            return f"own {self.city} {menu_id}"
+
+        @coalesce_many(guard=guard, ttl=5)
+        async def many(self, menu_ids: list[int]) -> dict[int, str]:
+            return dict.fromkeys(menu_ids, self.city)
+
+    class Annotated(BaseModel):
+        city: str
+
+        async def _load(self, menu_id: int) -> str:
+            return f"{self.city} {menu_id}"
+
+        load: ClassVar = coalesce("annotated-{self.city}-{menu_id}", guard=guard, ttl=5)(_load)
+
+    rome = Told(city="Rome")
+    assert ["Rome 7", "own Rome 7", {7: "Rome"}] == [await rome.load(7), await rome.own(7), await rome.many([7])]
+    assert "Rome 7" == await Annotated(city="Rome").load(7)
+    assert {"city"} == set(Told.model_fields) == set(Annotated.model_fields)
+    assert {"city": "Rome"} == rome.model_dump()
+
+
+def test_methods_of_a_model_that_is_not_told() -> None:
+    """Without that, Pydantic's own error names the method and what to write."""
+    with pytest.raises(PydanticUserError, match=r"<coalesced .*load>.*(?s:.*)ClassVar.*ignored_types"):
+
+        class Untold(BaseModel):
+            @coalesce
+            async def load(self, menu_id: int) -> str:
+                return ""
+
+
+@pytest.mark.parametrize("template", [None, "order-{customer}"])
+@pytest.mark.parametrize("annotation", [Customer, "Customer", Customer | None, list[Customer], Annotated[Customer, 7]])
+def test_model_that_is_part_of_a_key(annotation: Any, template: Any, guard: Guard) -> None:
+    """An argument that its annotation says has no place in a key is refused when the function is decorated."""
+
+    async def load(customer: Any) -> str:
+        return ""
+
+    load.__annotations__["customer"] = annotation
+    with pytest.raises(InvalidKey, match=r"load: the parameter 'customer' is a .*\.Customer, .* '…-{customer\.id}'"):
+        coalesce(template, guard=guard)(load)
+    assert "order-7" == coalesce("order-{customer.number}", guard=guard)(load).key(Customer(number=7))
+    assert coalesce(ignore=("customer",), guard=guard)(load)
+    assert coalesce(key=lambda customer: f"by-{customer.number}", guard=guard)(load)

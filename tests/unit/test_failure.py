@@ -4,11 +4,15 @@ import asyncio
 import errno
 import traceback
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
+from importlib import import_module
 from itertools import pairwise
-from typing import Any
+from types import SimpleNamespace
+from typing import Annotated, Any
 
 import pytest
+from pydantic import AfterValidator, BaseModel, ValidationError, model_validator
 
 from stampede_guard import Guard, LoadCancelled, LoadFailed, Scoreboard
 from stampede_guard._failure import Failure
@@ -71,6 +75,28 @@ class OddNotesError(Exception):
         self.__notes__ = 7  # type: ignore[assignment]
 
 
+class SlottedError(Exception):
+    """An error with attributes that are not in its dict."""
+
+    __slots__ = ("__hidden", "code", "never_set")
+
+    def __init__(self, code: int) -> None:
+        super().__init__("no menu")
+        self.code = code
+        self.__hidden = code + 1
+
+    @property
+    def hidden(self) -> int:
+        return self.__hidden
+
+
+class FaithlessError(Exception):
+    """An error whose `__reduce__` makes something else."""
+
+    def __reduce__(self) -> Any:
+        return FaithlessError, ("something else",)
+
+
 class Batch(ExceptionGroup[Exception]):
     """A group with more to it."""
 
@@ -104,6 +130,76 @@ ERRORS = [
     ExceptionGroup("several", [PlainError("one"), ExceptionGroup("more", [KeyError("two")])]),
     Batch("several", [PlainError("one")]),
 ]
+
+
+def missing(what: str) -> Exception:
+    """Return the error of an attribute, a name or a module that is not there."""
+    menu: Any = SimpleNamespace(day="monday")
+    try:
+        if what == "attribute":
+            menu.price  # noqa: B018
+        elif what == "name":
+            undefined_menu  # type: ignore[name-defined]  # noqa: B018
+        else:
+            import_module("stampede_guard.no_such_menu")
+    except (AttributeError, NameError, ImportError) as error:
+        return error
+    raise AssertionError
+
+
+@pytest.mark.parametrize(
+    ("names", "original"),
+    [
+        (("name", "obj"), missing("attribute")),
+        (("name",), missing("name")),
+        (("name", "path", "msg"), missing("module")),
+        (("name", "path"), ImportError("no module", name="menus", path="/menus")),
+        (("errno", "strerror", "filename", "filename2"), OSError(errno.ENOENT, "no", "a", None, "b")),
+        (("errno", "characters_written"), BlockingIOError(errno.EAGAIN, "later", 7)),
+        (("value",), StopIteration(7)),
+        (("encoding", "object", "start", "end", "reason"), UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid")),
+        (("msg", "filename", "lineno", "offset", "text"), SyntaxError("bad", ("menu.py", 1, 2, "text"))),
+        (("code", "hidden"), SlottedError(7)),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_copies_have_every_attribute(names: tuple[str, ...], original: Exception) -> None:
+    """Attributes that Python keeps in C, or in slots, are those of the original."""
+    copied = Failure(original).for_waiter(is_last=False)
+
+    assert copied is not original
+    assert type(original) is type(copied)
+    assert [getattr(original, name) for name in names] == [getattr(copied, name) for name in names]
+
+
+def test_copies_of_a_validation_error() -> None:
+    """A `ValidationError` of Pydantic's reaches every waiter as what it is, the errors of validators included."""
+
+    class Menu(BaseModel):
+        price: int
+        name: Annotated[str, AfterValidator(str.strip)] = "menu"
+
+        @model_validator(mode="after")
+        def check(self) -> "Menu":
+            raise ValueError("no such menu")
+
+    for price in ("x", 7):
+        with pytest.raises(ValidationError) as caught:
+            Menu.model_validate({"price": price})
+        failure = Failure(caught.value)
+        copies = [failure.for_waiter(is_last=is_last) for is_last in (False, False, True)]
+
+        assert 3 == len({id(each) for each in copies})
+        assert {ValidationError} == {type(each) for each in copies}
+        assert {str(caught.value)} == {str(each) for each in copies}
+        assert all(each.args == caught.value.args for each in copies)
+
+
+def test_error_that_copies_itself_as_another() -> None:
+    """A `__reduce__` that makes something else is not relied on."""
+    copied = Failure(FaithlessError("menu")).for_waiter(is_last=False)
+
+    assert ("menu",) == copied.args
 
 
 @pytest.mark.parametrize("original", ERRORS, ids=lambda error: type(error).__name__)
@@ -378,15 +474,18 @@ def test_load_that_stops_the_loop(stop: type[BaseException], make_loop: MakeLoop
     assert (set(), {}) == (board._up, board.flights)
 
 
-def test_load_that_stops_the_loop_before_it_ever_waits(make_loop: MakeLoop) -> None:
-    """The same when the load is over before its task is created, as with eager tasks: no flight is left for ever."""
+@pytest.mark.parametrize("stop", [KeyboardInterrupt, SystemExit])
+def test_load_that_stops_the_loop_before_it_ever_waits(stop: type[BaseException], make_loop: MakeLoop) -> None:
+    """The same when the load is over before its task is created, as with eager tasks: its caller is not stopped."""
     loop, board = make_loop(), Scoreboard()
     loop.set_exception_handler(lambda *_: None)  # of the load's own, lost task
 
-    call = loop.create_task(board.debounce("menu-7", _raising(KeyboardInterrupt())))
-    with pytest.raises(KeyboardInterrupt):
+    calls = [loop.create_task(board.debounce("menu-7", _raising(stop()))) for _ in range(2)]
+    with pytest.raises(stop):
         loop.run_forever()
-    loop.run_until_complete(asyncio.wait([call]))
+    with suppress(stop):  # with eager tasks the second call has a load of its own, and each stops the loop
+        loop.run_until_complete(asyncio.wait(calls))
+    outcomes = loop.run_until_complete(asyncio.gather(*calls, return_exceptions=True))
 
     assert (set(), {}, 0) == (board._up, board.flights, board.stats().in_flight)
-    assert isinstance(call.exception(), KeyboardInterrupt | LoadCancelled)
+    assert [f"menu-7: the load was ended by {stop.__name__}"] * 2 == [str(outcome) for outcome in outcomes]

@@ -1,4 +1,5 @@
 import asyncio
+import copy
 import gc
 import pickle
 from collections.abc import Awaitable, Callable, Iterator, Mapping
@@ -1111,6 +1112,46 @@ def test_method_in_the_store_is_told_what_it_may_pass(store: FaultStore) -> None
     with pytest.raises(InvalidKey, match=r"Put {self.attribute} .*, or pass as key= a function of the instance and of"):
         coalesce_many("shop-{menu_id}", guard=guard, l2_ttl=60)(Shop.load)
     assert "keyed-7" == Shop().keyed.key(7)
+
+
+async def test_a_loader_with_attributes_of_its_own(guard: Guard) -> None:
+    """An attribute of the loader that is called like a method of the stand-in does not take its place."""
+
+    async def load(menu_ids: list[int]) -> dict[int, str]:
+        return dict.fromkeys(menu_ids, "menu")
+
+    for name in ("key", "tags", "invalidate", "refresh", "peek", "bypass", "one", "_gathering"):
+        setattr(load, name, "the function's own")
+    coalesced: Any = coalesce_many("menu-{menu_id}", guard=guard, ttl=60)(load)
+
+    assert {7: "menu"} == await coalesced([7]) == await coalesced.refresh([7]) == await coalesced.bypass([7])
+    assert ("menu", "menu-7", ()) == (await coalesced.one(7), coalesced.key(7), coalesced.tags(7))
+    await coalesced.invalidate(7)
+    assert coalesced.peek(7) is None
+
+
+class Chain:
+    """Keeps a bound loader among its attributes."""
+
+    def __init__(self, city: str) -> None:
+        self.city = city
+        self.ask: Any = self.load
+
+    @coalesce_many(ttl=60)
+    async def load(self, menu_ids: list[int]) -> dict[int, str]:
+        """Load menus of this city."""
+        return {menu_id: f"{self.city} {menu_id}" for menu_id in menu_ids}
+
+
+async def test_a_deep_copy_of_a_bound_loader() -> None:
+    """A deep copy of an instance has the loader of that copy; a function is itself."""
+    chain = Chain("Rome")
+    twin = copy.deepcopy(chain)
+    twin.city = "Turin"
+
+    assert [{7: "Turin 7"}, {7: "Rome 7"}] == [await twin.ask([7]), await chain.ask([7])]
+    assert ["Turin 8", {9: "Turin 9"}] == [await twin.ask.one(8), await twin.ask.bypass([9])]
+    assert bare is copy.deepcopy(bare)
 
 
 async def test_a_key_function(guard: Guard) -> None:
