@@ -73,12 +73,8 @@ def module_name(name: str) -> str:
 def _imported_as(file: str) -> str:
     """Return the name of the module in *file*, with its packages'."""
     path = pathlib.Path(file).absolute()
-    names = [path.stem]
-    for folder in path.parents:
-        if not (folder / "__init__.py").is_file():
-            break
-        names.insert(0, folder.name)
-    return ".".join(names)
+    packages = itertools.takewhile(lambda folder: (folder / "__init__.py").is_file(), path.parents)
+    return ".".join(reversed([path.stem, *(folder.name for folder in packages)]))
 
 
 def canonical(value: Any) -> str:
@@ -186,9 +182,8 @@ def _compared_fields(kind: Any) -> Iterable[str] | None:
         return None
     if is_dataclass(kind) and code.co_filename == "<string>":  # written by the decorator
         return [field.name for field in fields(kind) if field.compare]
-    if hasattr(kind, "__attrs_attrs__") and code.co_filename.startswith("<attrs generated"):
-        return [field.name for field in kind.__attrs_attrs__ if field.eq]
-    return None
+    attributes = getattr(kind, "__attrs_attrs__", ()) if code.co_filename.startswith("<attrs generated") else None
+    return None if attributes is None else [field.name for field in attributes if field.eq]
 
 
 def _write_member(member: Any, by_name: Callable[[str], str], by_value: Callable[[str], str]) -> str:
