@@ -19,8 +19,26 @@ from redis import Redis
 from sybil import Document
 from sybil.parsers.markdown import PythonCodeBlockParser
 
-from stampede_guard import Guard, Scoreboard, Stats, coalesce, coalesce_many, errors
+from stampede_guard import (
+    Guard,
+    Scoreboard,
+    Stats,
+    _backplane,
+    _coalesce,
+    _codec,
+    _course,
+    _memory,
+    _messages,
+    _operation,
+    _site,
+    _tags,
+    coalesce,
+    coalesce_many,
+    errors,
+)
 from stampede_guard._policy import Policy
+from stampede_guard.stores import _batch, _parcel, _pending, _recent, _replicas, _sender, _sentinel, _tier
+from stampede_guard.stores import redis as redis_store
 from stampede_guard.stores.redis import RedisStore
 
 ROOT = Path(__file__).parent.parent
@@ -135,3 +153,59 @@ def test_every_invariant_is_explained() -> None:
     tested = re.findall(r"def test_(i\d+)_", "".join(path.read_text() for path in Path(ROOT / "tests").rglob("*.py")))
 
     assert {name.upper() for name in tested} <= set(re.findall(r"^## (I\d+)", page, re.MULTILINE))
+
+
+WORDS = {0.25: "a quarter of a second", 1: "a second", 3: "three seconds", 5: "five seconds", 60: "a minute"}
+
+FACTS = [
+    ("explanation/backplane.md", f"for {WORDS[_backplane._TRUST]} from the time at which the last echo"),
+    ("explanation/backplane.md", f"hears up to {_backplane._AT_ONCE} messages"),
+    ("explanation/backplane.md", "come after {0:g} s, then {2:g}, up to {1:g} s".format(*_backplane._PAUSES, 0.2)),
+    ("explanation/backplane.md", f"remembers up to {_pending._LIMIT:,} that wait"),
+    ("explanation/backplane.md", f"For {WORDS[_pending._MEMORY]} after the confirmation"),
+    ("explanation/backplane.md", f"For {WORDS[_recent._LAG]} it keeps reads of that op away from replicas"),
+    ("explanation/data-path.md", f"It knows {_coalesce._ROOM:,} calls of a function"),
+    ("explanation/decisions.md", f"by one sender: {_sender._AT_ONCE} are under way at once"),
+    ("explanation/decisions.md", f"a set of changes that are still to be made, {_site._NEWS:,} at most"),
+    (
+        "explanation/leases.md",
+        "after {:g} ms, then 50, and so on up to {:g} ms".format(*(1_000 * pause for pause in _course._POLLS)),
+    ),
+    ("explanation/leases.md", f"({_course._WAIT:g} s if there is none)"),
+    ("explanation/leases.md", "but at least {:g} s and at most {:g} s".format(*_operation._LEASES)),
+    ("explanation/leases.md", f"its last minute, at most {_pending._LIMIT:,} for each event loop"),
+    ("explanation/limits.md", f"lives for {WORDS[_memory.UNTRUSTED_LIFE].replace('a ', 'one ')} at most"),
+    ("how-to/invalidate.md", f"may have {_tags._MOST} tags"),
+    ("how-to/redis-topologies.md", f"asked every {WORDS[_replicas.PERIOD].removeprefix('a ')}"),
+    ("how-to/redis-topologies.md", f"every {_sentinel._PERIOD:g} s"),
+    ("how-to/redis-topologies.md", f"within the last {WORDS[_recent._LAG].replace('seconds', 'seconds is read')}"),
+    ("reference/options.md", f"share one, {_batch._QUESTIONS} at most"),
+    ("reference/redis-keys.md", f"`{_codec._MAGIC.decode()}`"),
+    ("reference/redis-keys.md", f"the marks, {_codec._MARK} bytes each"),
+    ("reference/redis-keys.md", "{:g} to {:g} s".format(*_operation._LEASES)),
+    ("reference/redis-keys.md", f"| {redis_store._VERSION_LIFE / 60:g} min |"),
+    ("reference/redis-keys.md", f"{_tier._MARKS_LIFE / 86_400:g} day, or twice"),
+    ("reference/redis-keys.md", f"at most {_batch._QUESTIONS} operations and {_batch._BYTES >> 10} KB"),
+    ("reference/redis-keys.md", f"of more than {_parcel._SHORT >> 10} KB does not travel with others"),
+]
+
+
+@pytest.mark.parametrize(("page", "words"), FACTS, ids=[f"{page}: {words}" for page, words in FACTS])
+def test_limits_are_those_of_the_code(page: str, words: str) -> None:
+    """What a page says of a limit, a size or a time is what the code has."""
+    assert words in (DOCS / page).read_text()
+
+
+def test_messages_are_those_of_the_code() -> None:
+    """The reference shows the messages of the bus as the module that packs them does."""
+    messages = re.search(r"```\n(.+?)```", _messages.__doc__ or "", re.DOTALL)
+
+    assert messages is not None
+    assert messages[1] in (DOCS / "reference/redis-keys.md").read_text()
+
+
+def test_every_session_is_described() -> None:
+    """CONTRIBUTING has a row for each session of nox."""
+    sessions = re.findall(r"^@nox.session\ndef (\w+)", (ROOT / "noxfile.py").read_text(), re.MULTILINE)
+
+    assert [] == [name for name in sessions if f"| `nox -s {name}" not in (ROOT / "CONTRIBUTING.md").read_text()]
