@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from stampede_guard import RecursiveLoad, Scoreboard
-from stampede_guard._limiter import Limits
+from stampede_guard._limiter import Limiter, Limits
 from stampede_guard._policy import OnAbandon
 from stampede_guard._scoreboard import Flight
 from stampede_guard._stats import Counters
@@ -34,7 +34,8 @@ class Recipe(NamedTuple):
 class Limit:
     """An operation, as far as its limit goes."""
 
-    def __init__(self, max_loads: int | None) -> None:
+    def __init__(self, name: str, max_loads: int | None) -> None:
+        self.name = name
         self.max_loads = max_loads
 
 
@@ -69,6 +70,7 @@ class Kitchen:
     def __init__(self, recipes: dict[str, Recipe], max_loads: int | None, *operations: Limit) -> None:
         self.board = Scoreboard()
         self.limits = Limits(max_loads)
+        self.limiters: set[Limiter] = set()  # an idle one is kept by nothing else
         self._max_loads = max_loads
         self._recipes = recipes
         self._operations = {op: operations[OPS.index(op) % len(operations)] for op in OPS}
@@ -84,10 +86,11 @@ class Kitchen:
         await flight.wait()
 
     async def _run(self, recipe: Recipe, operation: Limit, flight: Flight[Any]) -> None:
-        limiter = self.limits.of(operation, operation.max_loads)
+        limiter = self.limits.of(operation.name, operation.max_loads)
         if limiter is None:
             await self._load(recipe)
             return
+        self.limiters.add(limiter)
         async with limiter.slot(flight):
             running = [] if flight.op in self._asked_within else [operation]
             self._running += running
@@ -129,7 +132,7 @@ async def test_nobody_waits_for_ever_and_limits_hold(
     Nothing here waits for time to pass, so that whoever has not ended after so many ticks never will.
     """
     guard, *operations = limits
-    kitchen = Kitchen(menu, guard, *map(Limit, operations))
+    kitchen = Kitchen(menu, guard, *map(Limit, ("one", "two"), operations))
 
     serving = [asyncio.create_task(kitchen.serve(call)) for call in calls]
     for _ in range(PATIENCE):
@@ -137,11 +140,10 @@ async def test_nobody_waits_for_ever_and_limits_hold(
         if all(task.done() for task in serving) and not kitchen.board._up:
             break
     else:
-        for task in [*serving, *kitchen.board._tasks()]:
+        for task in [*serving, *kitchen.board._next_steps()]:
             task.cancel()
         pytest.fail("somebody waits for ever")
     for task in serving:
         task.result()
 
-    limiters = [kitchen.limits.of(kitchen, None), *kitchen.limits._each.values()]
-    assert all("<Limiter 0 of" in repr(each) and " 0 queued" in repr(each) for each in limiters if each is not None)
+    assert all("<Limiter 0 of" in repr(each) and " 0 queued" in repr(each) for each in kitchen.limiters)
