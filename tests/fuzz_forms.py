@@ -189,7 +189,7 @@ class Story:
         fronts = [
             (len(front), next((at for at, era in enumerate(eras) if era is front.era), "gone")) for front in self.fronts
         ]
-        held = [(self._named(each.value), repr(each.fresh_until), each.used) for each in self.held]
+        held = [(self._named(each.value), repr(each.fresh_until), each.used, each.generation) for each in self.held]
         callees = [self._named(each._receiver) for each in self.callees]
         trust, hits = [repr(era.trusted_until) for era in self.eras], [tally.l1_hits for tally in self.tallies]
         return [fronts, held, trust, hits, callees]
@@ -220,7 +220,8 @@ class Story:
 
     def _new_held(self) -> Any:
         value = Thing(self, "value") if self.random.random() < 0.7 else self.random.choice((None, 0, "soup"))
-        return self.form.Held(value, self._instant())
+        generation = ("of late",) if self.random.random() < 0.5 else ()
+        return self.form.Held(value, self._instant(), *generation)
 
     def _hold(self) -> None:
         """Hold another value in the place of one, which nothing else may keep."""

@@ -81,7 +81,7 @@ class Spelling(Protocol):
 # "statement completion unknown", which proxies may send in a server's name.
 _UNKNOWN = ("08", "57P", "40003")
 
-_sending: set[asyncio.Task[None]] = set()  # referenced, or they could be collected before they are done
+_ATTRIBUTE = "_stampede_guard_sending"  # of event loops
 
 
 class Collected:
@@ -115,7 +115,7 @@ class Collected:
         tags = [(tag, send(tag, wait=True)) for send, tag in self._tags]
         tasks = [asyncio.create_task(sending, name=what) for what, sending in (*ops, *tags)]
         for task in tasks:
-            _sending.add(task)
+            _sending().add(task)
             task.add_done_callback(_sent)
         return tasks
 
@@ -282,8 +282,21 @@ def _says_rolled_back(error: BaseException) -> bool:
     return getattr(error, "severity_en", None) == "ERROR" and not str(state).startswith(_UNKNOWN)
 
 
+def _sending() -> set[asyncio.Task[None]]:
+    """Return what the running loop sends: referenced, or it could be collected before it is done.
+
+    By the loop itself, as a task holds its loop: one that is closed meanwhile is let go of.
+    """
+    loop = asyncio.get_running_loop()
+    tasks: set[asyncio.Task[None]] | None = getattr(loop, _ATTRIBUTE, None)
+    if tasks is None:
+        tasks = set()
+        setattr(loop, _ATTRIBUTE, tasks)
+    return tasks
+
+
 def _sent(task: asyncio.Task[None]) -> None:
-    _sending.discard(task)
+    _sending().discard(task)
     if not task.cancelled():
         task.exception()  # looked at: the caller may have been cancelled, and nobody else asks
 
@@ -295,15 +308,17 @@ async def _finish(tasks: list[asyncio.Task[None]]) -> None:
 
 def _raise_failures(tasks: list[asyncio.Task[None]]) -> None:
     """Raise why invalidations were not acknowledged: one error, however many are pending."""
-    pending: dict[str, InvalidationPending] = {}
+    pending: list[InvalidationPending] = []
+    names: list[str] = []
     for task in tasks:
         what = task.get_name()
         failure = InvalidationPending(f"{what}: cancelled", pending=[what]) if task.cancelled() else task.exception()
         if isinstance(failure, InvalidationPending):
-            pending[what] = failure
+            pending.append(failure)
+            names.append(what)
         elif failure is not None:
             raise failure
     if len(pending) == 1:
-        raise pending.popitem()[1]
+        raise pending[0]
     if pending:
-        raise unconfirmed([*pending], len(tasks), "committed, but ")
+        raise unconfirmed(names, len(tasks), "committed, but ")

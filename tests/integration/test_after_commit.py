@@ -414,7 +414,7 @@ async def test_cancelled_right_after_the_commit(
     await asyncio.wait([writing])
     left = (writing.cancelled(), list(sent.all))
     gate.open()
-    await asyncio.wait(module._sending)
+    await asyncio.wait(module._sending())
 
     assert (True, []) == left
     assert ([("menu-1", None), ("menu-2", None)], 6) == (sent.all, await price(watcher))
@@ -438,7 +438,7 @@ async def test_cancelled_in_the_middle_of_the_commit(
     left = writing.cancelled()
     await gate.arrivals(1)
     gate.open()
-    await asyncio.wait(module._sending)
+    await asyncio.wait(module._sending())
 
     assert (True, [("menu-1", None)]) == (left, sent.all)
 
@@ -460,11 +460,11 @@ async def test_failure_that_nobody_waits_for_is_no_complaint(connection: asyncpg
     await asyncio.wait([writing])
     del writing  # its frames hold the tasks that send
     gate.open()
-    await asyncio.wait(module._sending)
+    await asyncio.wait(module._sending())
     await asyncio.sleep(0)
     gc.collect()
 
-    assert ([], set()) == (complaints, module._sending)
+    assert ([], set()) == (complaints, module._sending())
 
 
 # What is pending
@@ -534,7 +534,7 @@ async def test_cancelled_sending_is_pending(connection: asyncpg.Connection, sent
 
     writing = asyncio.create_task(write())
     await gate.arrivals(1)
-    for task in module._sending:
+    for task in module._sending():
         task.cancel()
 
     with pytest.raises(InvalidationPending):
@@ -791,3 +791,26 @@ async def test_transaction_that_does_not_begin(connection: asyncpg.Connection, s
         await sent.after_commit(connection).__aenter__()
 
     assert 0 == len(module._innermost)
+
+
+def test_loop_closed_while_it_sends() -> None:
+    """An event loop that is closed before all is sent is let go of."""
+    loop = asyncio.new_event_loop()
+    loop.set_exception_handler(lambda *_: None)  # that a task is left pending is what this is about
+
+    async def hang(op: str, /, *, version: int | None, wait: bool) -> None:
+        await asyncio.Event().wait()
+
+    async def begin() -> None:
+        collected = module.Collected()
+        collected.add_op(hang, "menu-7", None)
+        collected.send()
+        await asyncio.sleep(0)
+
+    loop.run_until_complete(begin())
+    loop.close()
+    forgotten = ref(loop)
+    del loop
+    gc.collect()
+
+    assert forgotten() is None
