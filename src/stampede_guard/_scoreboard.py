@@ -184,7 +184,10 @@ class Flight(Generic[T]):
             raise
         self.is_looking = is_looking
         if not is_looking:
-            self._begin(load, context)
+            try:
+                self._begin(load, context)
+            except (KeyboardInterrupt, SystemExit) as error:
+                self.loop.call_soon(_stop, error)  # the loop, as a load does that has begun later; not this caller
 
     def _look(self, glance: Glance[T], load: Callable[["Flight[T]"], Awaitable[T]], context: Context) -> None:
         """Land with what the glance has brought; or begin to load, but not in the midst of whoever brought it."""
@@ -210,10 +213,7 @@ class Flight(Generic[T]):
         except BaseException as error:  # a task factory that refuses, or an eager load that stops the loop
             run.close()
             self._finish(None, self._ended_by(error))
-            if not isinstance(error, KeyboardInterrupt | SystemExit):
-                raise
-            self.loop.call_soon(_stop, error)  # the loop, as a load does that has begun later; not this caller
-            return
+            raise
         self._eager = None
         if self.is_looking:
             self._stop_looking()
