@@ -238,18 +238,29 @@ class LeasingDouble:
         server.versions[key] = version
         return True
 
-    async def renew(self, key: str, token: str, lease: float) -> bool:
-        await self._ask("renew")
-        held = self.server.lease_of(key)
-        return held is not None and held[0] == token
+    async def renew(self, rights: Sequence[tuple[str, str, float]]) -> list[bool]:
+        await self._ask("renew" if len(rights) == 1 else f"renew {len(rights)}")
+        return [self._renew(*right) for right in rights]
 
-    async def release(self, key: str, token: str, message: bytes) -> None:
-        await self._ask("release")
+    def _renew(self, key: str, token: str, lease: float) -> bool:
         held = self.server.lease_of(key)
-        if held is not None and held[0] == token:
-            del self.server.leases[key]
-            if held[1]:
-                self.server.publish(message)
+        if held is None or held[0] != token:
+            return False
+        self.server.leases[key] = token, held[1], self.server.clock() + lease
+        return True
+
+    async def release(self, rights: Sequence[tuple[str, str, bytes]]) -> list[bool]:
+        await self._ask("release" if len(rights) == 1 else f"release {len(rights)}")
+        return [self._release(*right) for right in rights]
+
+    def _release(self, key: str, token: str, message: bytes) -> bool:
+        held = self.server.lease_of(key)
+        if held is None or held[0] != token:
+            return False
+        del self.server.leases[key]
+        if held[1]:
+            self.server.publish(message)
+        return True
 
     async def invalidate(self, key: str, version: int | None, message: bytes) -> None:
         await self._ask("invalidate")

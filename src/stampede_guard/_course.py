@@ -15,10 +15,11 @@ from ._memory import UNTRUSTED_LIFE
 from ._operation import Operation
 from ._scoreboard import Flight
 from ._site import Change, Site, Sites
-from .stores._lease import Found, Lease
+from .stores._lease import Found, Lease, LeaseLapsed
 from .stores._tier import Tier
 
 _POLLS = (0.025, 0.25)  # seconds between looks for another's load, first and longest, should its word be lost
+_ASKS = 4  # times that a flight asks for the right to load, should it lose that before the load begins
 _WAIT = 30.0  # seconds that another's loads are waited for when no load_timeout says how long a load may take
 
 
@@ -74,14 +75,19 @@ class Course:
         flight.start_clock(policy.load_timeout)
         limiter = None if operation.is_batched else self._site.limits.of(operation.name, policy.max_loads)
         if limiter is None:
-            operation.counters.loads += not operation.is_batched
+            self._begin_load(flight)
             value = await load()
         else:
             async with limiter.slot(flight):
-                operation.counters.loads += 1
+                self._begin_load(flight)
                 value = await load()
         flight.stop_clock()
         return value
+
+    def _begin_load(self, _: Flight[Any]) -> None:
+        """Take note that the loader is about to run."""
+        operation = self._operation
+        operation.counters.loads += not operation.is_batched
 
     def _still_holds(self, flight: Flight[Any]) -> bool:
         """Whether what *flight* has may be stored: it has not ended, and nothing was invalidated since the epoch."""
@@ -112,7 +118,7 @@ class CourseByStore(Course):
         lease: What the flight holds of the store; set before it takes off.
     """
 
-    __slots__ = ("lease",)
+    __slots__ = ("_asks_left", "lease")
     lease: Lease
 
     def begin(self, flight: Flight[Any], on_answer: Callable[[], None]) -> bool:
@@ -130,15 +136,28 @@ class CourseByStore(Course):
 
     async def fly(self, flight: Flight[Any]) -> Any:
         """Read L2 or load, and store; return what is kept for *flight*'s waiters."""
-        found = await self._find(flight)  # 3, 4
-        if found is not None:
-            return self._take(flight, found)
-        kept, life, is_latest = await self._load_afresh(flight)
+        self._asks_left = _ASKS
+        while True:
+            found = await self._find(flight)  # 3, 4
+            if found is not None:
+                return self._take(flight, found)
+            try:
+                kept, life, is_latest = await self._load_afresh(flight)
+                break
+            except LeaseLapsed:
+                flight.stop_clock()
         if is_latest and self._still_holds(flight):
             self._keep(flight, kept, life)  # 7
         elif not flight.landed:
             self._operation.counters.overtaken += 1
         return kept
+
+    def _begin_load(self, flight: Flight[Any]) -> None:
+        """Take note that the loader is about to run, or raise `LeaseLapsed` to have the store asked again."""
+        self._asks_left -= 1
+        if self._asks_left and not flight.is_refresh:
+            self.lease.check()
+        super()._begin_load(flight)
 
     def _take(self, flight: Flight[Any], found: Found) -> Any:
         """Return what is kept of what the store has."""
@@ -167,22 +186,29 @@ class CourseByStore(Course):
         if answer == "wait" and may_wait and backplane is not None:
             counters.l2_waits += 1
             flight.hold()
-            answer = await self._await_other(backplane, flight.op)  # 4
+            answer = await self._await_other(backplane, flight)  # 4
         if isinstance(answer, Found):
             return answer
         if answer != "blind" and not lease.was_undecodable:
             counters.l2_misses += 1
         return None
 
-    async def _await_other(self, backplane: Backplane, op: str) -> Found | Literal["own", "wait", "blind"]:
+    async def _await_other(self, backplane: Backplane, flight: Flight[Any]) -> Found | Literal["own", "wait", "blind"]:
         """Wait until the op's value is there, or nobody else is loading it; for no longer than a load may take."""
         operation, lease = self._operation, self.lease
         loop = asyncio.get_running_loop()
-        give_up_at = loop.time() + (operation.policy.load_timeout or _WAIT)
+        started_at = loop.time()
+        longest = operation.policy.load_timeout or _WAIT
         polls = _polls()
-        with backplane.expecting(op) as word:
+        with backplane.expecting(flight.op) as word:
             # Asked again at once: the word may have come between the first answer and now.
-            while (answer := await lease.ask(operation.decode)) == "wait" and (left := give_up_at - loop.time()) > 0:
+            while (answer := await lease.ask(operation.decode)) == "wait":
+                # A load with a slot waits for this one. The other may queue for a slot that is held by a load which
+                # waits for this process in its turn, and its lease is renewed as long as it queues.
+                patience = min(longest, operation.lease_length) if flight.is_urgent else longest
+                left = started_at + patience - loop.time()
+                if left <= 0:
+                    break
                 await word.heard(min(next(polls), max(lease.left, _POLLS[0] / 2), left))
         return answer
 
@@ -190,8 +216,7 @@ class CourseByStore(Course):
         """Load and fill; return what is kept, for how long at most, and whether it is the latest that is known."""
         operation, lease = self._operation, self.lease
         policy = operation.policy
-        with lease.kept_up():
-            value = await self._run(flight, self._timed)  # 5
+        value = await self._run(flight, self._timed)  # 5
         payload = operation.encode(value)
         version = operation.version_of(value)
         kept = operation.isolate(payload) if policy.isolate else value

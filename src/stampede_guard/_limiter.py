@@ -55,8 +55,12 @@ class Limiter:
                 if await limiter.take(flight):
                     held.append(limiter)
                 limiter = limiter.wider
+            was_urgent = flight.is_urgent
             flight.urge()
-            yield
+            try:
+                yield
+            finally:
+                flight.is_urgent = was_urgent  # should it load again, it queues again
         finally:
             for limiter in held:
                 limiter.give_back()

@@ -86,7 +86,7 @@ class Glance(Protocol[T]):
         ...
 
     def close(self) -> None:
-        """Leave nothing behind: the flight is over."""
+        """Leave nothing behind: the flight has landed. Called again when its task has ended."""
 
 
 @final
@@ -462,11 +462,14 @@ class Flight(Generic[T]):
     def abort(self, error: Exception) -> None:
         """Settle everybody with *error* and cancel the load.
 
-        Off the board in the same step as the cancellation: a newcomer never joins a dying flight.
+        Off the board in the same step as the cancellation: a newcomer never joins a dying flight. Nor does another
+        process wait for a load that ignores its cancellation.
         """
         self._land(None, error)
         if self.task is not None:
             self.task.cancel()
+        if self._glance is not None and not self.is_looking:  # else once there is an answer
+            self._glance.close()
 
     def strand(self) -> None:
         """Write off a flight whose event loop was closed over it: nobody is left to be told."""

@@ -151,12 +151,12 @@ async def test_connection_that_is_cut_under_a_batch(wire: Wire, store: RedisStor
         return b""
 
     wire.on_request = cut
-    renewed = asyncio.gather(*(store.renew(key, new_token(), 60) for key in keys[:10]))
+    renewed = asyncio.gather(*(store.renew([(key, new_token(), 60)]) for key in keys[:10]))
     token = asyncio.ensure_future(store.stored_by(f"{keys[20]}:v"))
     acquired = asyncio.gather(*(find(store, key) for key in keys[10:20]), return_exceptions=True)
     errors = await acquired
 
-    assert [False] * 10 == await renewed
+    assert [[False]] * 10 == await renewed
     assert keys[20][4:26] == (await token).decode()
     assert 10 == len({id(error) for error in errors if isinstance(error, Exception)})
     assert keys == values([*await asyncio.gather(*(find(store, key) for key in keys))])
@@ -198,7 +198,7 @@ async def test_operations_that_wait_for_room(wire: Wire, keys: list[str], monkey
     wire.on_request = hold
     first = asyncio.create_task(find(store, keys[0]))
     await gate.arrivals(1)
-    waiting = asyncio.gather(store.renew(keys[1], new_token(), 60), store.glance(keys[2], ()), find(store, keys[3]))
+    waiting = asyncio.gather(store.renew([(keys[1], new_token(), 60)]), store.glance(keys[2], ()), find(store, keys[3]))
     await asyncio.sleep(0)
     wire.on_request = passes
     gate.open()
@@ -206,7 +206,7 @@ async def test_operations_that_wait_for_room(wire: Wire, keys: list[str], monkey
     await first
     await store.aclose()
 
-    assert not is_renewed
+    assert [False] == is_renewed
     assert glimpse is not None
     assert values([glimpse.stored, found]) == keys[2:4]
     assert 1 == wire.opened

@@ -94,14 +94,14 @@ async def test_changes_of_one_iteration_are_one_request(
     outcomes = await together(
         store.fill(keys[0], token, b"SGv2" + token.encode() + bytes(8), 60, None, b"w", tell_all=False),
         store.fill(keys[1], new_token(), b"SGv2" + token.encode() + bytes(8), 60, None, b"w", tell_all=False),
-        store.renew(keys[1], token, 60),
-        store.renew(keys[1], new_token(), 60),
-        store.release(keys[2], token, b"w"),
+        store.renew([(keys[1], token, 60)]),
+        store.renew([(keys[1], new_token(), 60)]),
+        store.release([(keys[2], token, b"w")]),
         store.invalidate(keys[3], None, b"w"),
         find(store, keys[4]),
     )
 
-    assert [True, False, True, False, None, None] == outcomes[:-1]
+    assert [True, False, [True], [False], [True], None] == outcomes[:-1]
     assert (1, ["EVALSHA"] * 7) == (tally.round_trips, tally.commands)
     assert not await admin.exists(f"{keys[2]}:l", f"{keys[3]}:v")
 
@@ -336,7 +336,7 @@ async def test_closed_store_answers_nobody(store: RedisStore, keys: list[str]) -
 
 async def test_nobody_asks_again_when_the_store_is_closed(store: RedisStore, keys: list[str]) -> None:
     """What may be asked twice is not when it was closing that kept it from an answer: no task begins, no connection."""
-    asking = [asyncio.ensure_future(store.renew(key, new_token(), 60)) for key in keys]
+    asking = [asyncio.ensure_future(store.renew([(key, new_token(), 60)])) for key in keys]
     await asyncio.sleep(0)  # everybody has asked
     await store.aclose()
     answers = await asyncio.gather(*asking, return_exceptions=True)

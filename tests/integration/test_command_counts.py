@@ -2,6 +2,8 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
+from math import inf
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
@@ -10,6 +12,8 @@ from onlooker import Tally, commands_run, is_expecting, load_scripts, tier_of, u
 from redis.asyncio import Redis
 
 from stampede_guard import Guard, _backplane, _course, _operation, coalesce
+from stampede_guard._stats import Counters
+from stampede_guard.stores._upkeep import Right
 from stampede_guard.testing import Gate
 
 OP = "menu-7"
@@ -273,7 +277,7 @@ async def test_echo(meter: Meter) -> None:
 
 
 async def test_renewal(meter: Meter) -> None:
-    """Each renewal of a lease is one round trip."""
+    """The renewals of many leases are one round trip."""
     gate = Gate()
 
     async def slow() -> str:
@@ -282,10 +286,18 @@ async def test_renewal(meter: Meter) -> None:
 
     leader = asyncio.create_task(meter.guard.fetch(OP, slow, l2_ttl=60, returns=str))
     await gate.arrivals(1)
-    lease = tier_of(meter.guard).lease(OP, (), 60.0, 60.0, _backplane._UNCOUNTED)
+    upkeep = tier_of(meter.guard).leases
+    lost: list[str] = []
+    for token in "ab":  # not the leader's token: nothing is prolonged
+        upkeep.hold(Right(OP, token, 60.0, -inf, Counters(), partial(lost.append, token)))
 
-    cost = await meter.cost(lease._renew)
+    async def look() -> None:
+        upkeep._look(upkeep._timer_at)
+        await _settled(meter.guard)
 
-    assert (1, ["EVALSHA"], {"evalsha": 1, "get": 1}) == cost  # another token's: nothing is prolonged
+    cost = await meter.cost(look)
+
+    assert (1, ["EVALSHA"] * 2, {"evalsha": 2, "get": 2}) == cost
+    assert {*lost} == {"a", "b"}
     gate.open()
     await leader

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from itertools import pairwise
 from typing import Any
 from uuid import uuid4
@@ -218,6 +218,122 @@ async def test_load_timeout_hands_the_right_on(pair: tuple[Guard, Guard]) -> Non
     assert await follower == "soup 1"
 
 
+@pytest.mark.usefixtures("long_leases")
+async def test_load_that_ignores_its_end_hands_the_right_on(pair: tuple[Guard, Guard]) -> None:
+    """A load that swallows its cancellation keeps running after `load_timeout`, and keeps no lease."""
+    first, second = pair
+    stubborn, kitchen = Gate(), Kitchen()
+
+    async def load() -> str:
+        with suppress(asyncio.CancelledError):
+            await stubborn.passage()
+        await stubborn.passage()
+        return "late soup"
+
+    options: dict[str, Any] = {"ttl": 60, "l2_ttl": 60, "returns": str}
+    leader = asyncio.create_task(first.fetch(OP, load, load_timeout=0.2, **options))
+    await stubborn.arrivals(1)
+    follower = ask(second, kitchen)
+
+    with pytest.raises(LoadTimeout):
+        await leader
+    async with asyncio.timeout(10):
+        assert await follower == "soup 1"
+    await stubborn.arrivals(2)
+    assert tier_of(first).leases.is_idle
+    stubborn.open()
+    await until(lambda: not first._site().board._up, "the stubborn load to end")
+    assert await ask(first, kitchen) == "soup 1"  # what the late one returned is nowhere
+
+
+@pytest.mark.usefixtures("short_leases")
+async def test_lease_is_kept_while_its_flight_queues_for_a_slot(
+    pair: tuple[Guard, Guard], admin: Redis, key: str
+) -> None:
+    """A flight that queues for a slot for longer than its lease lasts still has it when it loads, and loads alone."""
+    first, second = pair
+    other, kitchen = Kitchen(is_open=False), Kitchen()
+    options: dict[str, Any] = {"max_loads": 1, "name": "kitchen", "l2_ttl": 60, "returns": str}
+    slot = asyncio.create_task(first.fetch("menu-8", other.load, **options))
+    await other.gate.arrivals(1)
+    leader = asyncio.create_task(first.fetch(OP, kitchen.load, **options))
+    await until_there(lambda: admin.exists(f"{key}:l"), "the lease")
+    token = await admin.get(f"{key}:l")
+    follower = ask(second, kitchen)
+    lives: list[int] = []
+
+    async def is_renewed_again() -> bool:
+        lives.append(await admin.pttl(f"{key}:l"))
+        return sum(later > earlier for earlier, later in pairwise(lives)) >= 5
+
+    await until_there(is_renewed_again, "five renewals")
+    still = await admin.get(f"{key}:l")
+    other.gate.open()
+
+    assert ["soup 1"] * 3 == await asyncio.gather(slot, leader, follower)
+    assert (token[:22], 1) == (still[:22], kitchen.loads)
+
+
+@pytest.mark.usefixtures("short_leases")
+async def test_loop_that_was_blocked_for_longer_than_the_lease(
+    pair: tuple[Guard, Guard], admin: Redis, key: str
+) -> None:
+    """A flight whose lease ended before it loads asks again, and takes the value that another process has stored."""
+    first, second = pair
+    other, kitchen = Kitchen(is_open=False), Kitchen()
+    options: dict[str, Any] = {"max_loads": 1, "name": "kitchen", "l2_ttl": 60, "returns": str}
+    slot = asyncio.create_task(first.fetch("menu-8", other.load, **options))
+    await other.gate.arrivals(1)
+    queueing = asyncio.create_task(first.fetch(OP, kitchen.load, **options))
+    await until_there(lambda: admin.exists(f"{key}:l"), "the lease")
+    await admin.delete(f"{key}:l")  # as if it had expired
+    assert await ask(second, kitchen) == "soup 1"
+    await until(lambda: not tier_of(first).leases._held - {*_rights_of("menu-8", first)}, "the loss to be noticed")
+    other.gate.open()
+
+    assert ["soup 1"] * 2 == await asyncio.gather(slot, queueing)
+    assert 1 == kitchen.loads
+    assert (2, 1) == (first.stats().executions, first.stats().loads)
+
+
+def _rights_of(op: str, guard: Guard) -> list[Any]:
+    return [right for right in tier_of(guard).leases._held if op in right.key]
+
+
+@pytest.mark.usefixtures("short_leases")
+async def test_circle_of_queues_in_two_processes_is_broken(pair: tuple[Guard, Guard]) -> None:
+    """Each process's only slot is held by a load that waits for a flight in the other's queue: neither waits for ever.
+
+    Leases are renewed in the queue; so a load with a slot waits for another process no longer than a lease lasts.
+    """
+    first, second = pair
+    gates = Gate(), Gate()
+    options: dict[str, Any] = {"max_loads": 1, "name": "kitchen", "l2_ttl": 60, "returns": str}
+
+    async def dish() -> str:
+        return "soup"
+
+    async def order(guard: Guard, gate: Gate, op: str) -> str:
+        await gate.passage()
+        return await guard.fetch(op, dish, **options)
+
+    def begin(guard: Guard, gate: Gate, number: int, op: str) -> "asyncio.Task[str]":
+        return asyncio.create_task(guard.fetch(f"order-{number}", lambda: order(guard, gate, op), **options))
+
+    orders = [begin(first, gates[0], 1, "dish-2"), begin(second, gates[1], 2, "dish-1")]
+    for gate in gates:
+        await gate.arrivals(1)
+    queued = [
+        asyncio.create_task(guard.fetch(op, dish, **options)) for guard, op in ((first, "dish-1"), (second, "dish-2"))
+    ]
+    await until(lambda: all(len(tier_of(guard).leases._held) == 2 for guard in pair), "both to queue with a lease")
+    for gate in gates:
+        gate.open()
+
+    async with asyncio.timeout(10):
+        assert ["soup"] * 4 == await asyncio.gather(*orders, *queued)
+
+
 async def test_value_that_cannot_be_encoded_hands_the_right_on(make_guard: MakeGuard, admin: Redis, key: str) -> None:
     """A value that is not stored, as it is too large, leaves no lease behind."""
     async with make_guard(max_bytes=3) as guard:
@@ -281,12 +397,11 @@ async def test_long_load_keeps_its_lease(pair: tuple[Guard, Guard], admin: Redis
 
 @pytest.mark.usefixtures("short_leases")
 async def test_renewal_ends_with_the_load(make_guard: MakeGuard, admin: Redis, key: str) -> None:
-    """When the load is over, so is the renewal: no timer is left."""
+    """When the load is over, so is the renewal."""
     async with make_guard() as guard:
-        leases = leases_of(guard)
         await ask(guard, Kitchen())
 
-        assert [None] == [lease._timer for lease in leases]
+        assert tier_of(guard).leases.is_idle
         assert not await admin.exists(f"{key}:l")
 
 

@@ -115,7 +115,7 @@ async def test_fill_after_the_lease_expired_is_refused(store: RedisStore, key: s
     await acquire(store, key, token)
     await admin.delete(f"{key}:l")  # as its expiry would
 
-    assert not await store.renew(key, token, 60)
+    assert [False] == await store.renew([(key, token, 60)])
     assert not await fill(store, key, token)
 
 
@@ -123,12 +123,12 @@ async def test_lease_is_prolonged_and_given_back(store: RedisStore, key: str, ad
     """Its holder may renew and release it, nobody else may."""
     token, other = new_token(), new_token()
     await acquire(store, key, token, lease=1)
-    renewed = [await store.renew(key, each, 60) for each in (other, token)]
-    await store.release(key, other, WORD)
+    renewed = [await store.renew([(key, each, 60)]) for each in (other, token)]
+    await store.release([(key, other, WORD)])
     left = await admin.pttl(f"{key}:l")
-    await store.release(key, token, WORD)
+    await store.release([(key, token, WORD)])
 
-    assert [False, True] == renewed
+    assert [[False], [True]] == renewed
     assert 50_000 < left <= 60_000
     assert not await admin.exists(f"{key}:l")
 
@@ -182,7 +182,7 @@ async def test_end_of_a_load_is_told_if_somebody_waits(ends: str, waiters: int, 
         if ends == "fill":
             await fill(store, key, token)
         else:
-            await store.release(key, token, WORD)
+            await store.release([(key, token, WORD)])
         await store.echo(b"last")
         heard = [await subscription.next()]
         while heard[-1] != Echo(b"last"):
@@ -219,7 +219,7 @@ async def test_server_that_has_forgotten_the_scripts_is_taught(store: RedisStore
         await admin.script_flush()
         await store.acquire(key, (f"{key}:t",), token, 60, b"*", 60)
         await admin.script_flush()
-        assert await store.renew(key, token, 60)
+        assert [True] == await store.renew([(key, token, 60)])
         await admin.script_flush()
         assert await fill(store, key, token)
 
@@ -352,10 +352,10 @@ async def use_store(url: str) -> None:
         async with store.listen():
             await store.acquire(op, (mark,), token, 60, b"", 60)
             await store.acquire(op, (mark,), new_token(), 60, b"", 6000)  # waits, and prolongs the mark
-            await store.renew(op, token, 60)
+            await store.renew([(op, token, 60)])
             await store.fill(op, token, sealed(token), 60, 7, WORD, tell_all=True)
             await store.acquire(op, (mark,), token, 60, b"*", 60)
-            await store.release(op, token, WORD)
+            await store.release([(op, token, WORD)])
             await store.stored_by(f"{op}:v")
             await store.invalidate(op, 7, WORD)
             await store.invalidate_tag(mark, b"random", 60, WORD)

@@ -19,7 +19,6 @@ from stampede_guard import (
 )
 from stampede_guard import _backplane as backplane_module
 from stampede_guard import _course as course_module
-from stampede_guard import _operation as operation_module
 from stampede_guard.testing import FaultStore, Gate, ManualClock
 
 Pause = Callable[[], Awaitable[None]]
@@ -257,13 +256,17 @@ async def test_fill_that_is_not_answered(fleet: tuple[Process, Process], load: L
     assert ("soup 1", "soup 1", None) == (answer, within, here.peek())
 
 
-async def test_lease_is_renewed(fleet: tuple[Process, Process], load: Loader, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_lease_is_renewed(fleet: tuple[Process, Process], load: Loader, clock: ManualClock) -> None:
     """A load that takes long keeps its right to."""
-    monkeypatch.setattr(operation_module, "_LEASES", (0.003, 0.003))
     here, _ = fleet
     load.gate = Gate()
     call = here.ask(load)
-    await eventually(lambda: here.store.asked.count("renew") > 2)
+    await load.gate.arrivals(1)
+    for number in range(1, 4):
+        clock.advance(0.5)
+        upkeep = here.guard._site().tier.leases  # type: ignore[union-attr]
+        upkeep._look(upkeep._timer_at)
+        await eventually(lambda number=number: here.store.asked.count("renew") == number)
     load.gate.open()
 
     assert ("soup 1", 0) == (await call, here.guard.stats().overtaken)

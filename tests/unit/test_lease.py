@@ -11,7 +11,7 @@ from stampede_guard._stats import Counters
 from stampede_guard.stores import Crowded, Refused, Stored, Verdict
 from stampede_guard.stores._lease import Found, Lease
 from stampede_guard.stores._tier import Tier
-from stampede_guard.testing import FaultStore, Gate, ManualClock
+from stampede_guard.testing import Gate, ManualClock
 
 Pause = Callable[[], Awaitable[None]]
 
@@ -498,87 +498,3 @@ async def test_without_replicas_fills_are_not_noted(here: Process) -> None:
     await fill(await here.owned())
 
     assert not here.tier.recent.has_any((KEY,))
-
-
-# Keeping a lease up
-
-
-async def test_lease_is_renewed(here: Process) -> None:
-    """While a load runs its lease is renewed again and again, and not after that."""
-    lease = await here.owned(length=0.003)
-
-    with lease.kept_up():
-        await eventually(lambda: here.store.asked.count("renew") >= 3)
-    await fill(lease)
-
-    assert lease._timer is None
-    assert {"acquire", "renew", "fill"} == set(here.store.asked)
-
-
-async def test_load_that_is_over_soon_renews_nothing(here: Process) -> None:
-    """A block that ends before a third of the lease has passed leaves no timer."""
-    lease = await here.owned()
-
-    with lease.kept_up():
-        timer = lease._timer
-    with lease.kept_up():
-        lease._timer = None  # as if another had stopped it
-
-    assert timer is not None
-    assert timer.cancelled()
-    assert ["acquire"] == here.store.asked
-
-
-async def test_lease_that_was_lost(here: Process, there: Process) -> None:
-    """Who learns that the right is gone renews no more, does not store, and does not remember what was loaded."""
-    lease = await here.owned(length=0.003)
-    await there.invalidate()
-
-    with lease.kept_up():
-        await eventually(lambda: not lease.is_owned)
-        stopped = lease._timer is None or lease._timer.cancelled()
-        kept = await fill(lease)
-
-    assert (True, False) == (stopped, kept)
-    assert ["acquire", "renew"] == here.store.asked
-
-
-async def test_loss_that_is_learnt_after_the_load(here: Process, there: Process) -> None:
-    """A renewal that is answered when the load is over finds no timer to stop."""
-    lease = await here.owned(length=0.003)
-    await there.invalidate()
-    gate = here.store.gate = Gate()
-
-    with lease.kept_up():
-        await gate.arrivals(1)
-    gate.open()
-    await eventually(lambda: not lease.is_owned)
-
-    assert not await fill(lease)
-
-
-async def test_renewal_that_the_store_does_not_answer(here: Process) -> None:
-    """A lease has some life left when a renewal fails: it is tried again."""
-    lease = await here.owned(length=0.003)
-    here.store.error = Refused("BUSY")
-
-    with lease.kept_up():
-        await eventually(lambda: here.store.asked.count("renew") >= 2)
-        here.store.error = None
-        still_owned = lease.is_owned
-
-    assert (True, True) == (still_owned, await fill(lease))
-
-
-async def test_nothing_is_kept_up_by_who_does_not_own(here: Process, there: Process) -> None:
-    """Who loads beside another, or over a plain store, has nothing to renew."""
-    await there.owned()
-    waiting = here.lease(length=0.003)
-    await waiting.ask(as_it_is)
-    plain = Tier(FaultStore(ManualClock()), "menus", 100, ManualClock()).lease(OP, (), 0.003, 60, Counters())
-    await plain.ask(as_it_is)
-
-    for lease in (waiting, plain):
-        with lease.kept_up():
-            assert lease._timer is None
-    assert plain.is_owned

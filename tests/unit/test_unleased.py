@@ -62,8 +62,8 @@ async def test_there_is_nothing_to_keep_up(store: Unleased, plain: FaultStore) -
     """A right that nobody gave does not expire; nobody is told of anything, and no replica is asked."""
     plain.error = OSError("down")
 
-    assert await store.renew(KEY, "t" * 22, 2)
-    await store.release(KEY, "t" * 22, b"message")
+    assert [True] == await store.renew([(KEY, "t" * 22, 2)])
+    assert [False] == await store.release([(KEY, "t" * 22, b"message")])
     await store.echo(b"word")
     assert await store.glance(KEY, ()) is None
 

@@ -83,12 +83,14 @@ class Verdict(NamedTuple):
         stored: The value of a hit.
         left: Seconds until the other's lease expires.
         marks: The present marks of the op's tags, in order.
+        sent_at: When the question was sent, by `time.monotonic`; `None` if the store cannot tell.
     """
 
     kind: Literal["hit", "own", "wait"]
     stored: Stored | None = None
     left: float = 0.0
     marks: tuple[bytes, ...] = ()
+    sent_at: float | None = None
 
 
 class Touched(NamedTuple):
@@ -228,12 +230,21 @@ class LeasingStore(Protocol):
         """
         ...
 
-    async def renew(self, key: str, token: str, lease: float) -> bool:
-        """Prolong the right of *token* to *lease* seconds from now; return whether it still had it."""
+    async def renew(self, rights: Sequence[tuple[str, str, float]]) -> Sequence[bool | Exception]:
+        """Prolong leases, ahead of other operations; return for each whether its token still had it, or a refusal.
+
+        Args:
+            rights: Key, token, and the seconds that the lease is to last from now on; the keys are of one node.
+        """
         ...
 
-    async def release(self, key: str, token: str, message: bytes) -> None:
-        """Give the right back without a value; *message* is published if somebody waits."""
+    async def release(self, rights: Sequence[tuple[str, str, bytes]]) -> Sequence[bool | Exception]:
+        """End leases without a value, ahead of other operations; return for each whether there was one, or a refusal.
+
+        Args:
+            rights: Key, token, and what is published if another process waits; the keys are of one node.
+        """
+        ...
 
     async def invalidate(self, key: str, version: int | None, message: bytes) -> None:
         """Drop the value and everybody's right to store one that is being loaded; publish *message*.

@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 logger = logging.getLogger("stampede_guard")
 
-_QUEUE = 1.0  # seconds that an operation waits for its turn before it is given up
+_QUEUE = 5.0  # seconds that an operation waits for its turn before it is given up
 _CALM = 10.0  # seconds without a refusal until it is over: a store that is almost full says yes and no by turns
 
 
@@ -62,28 +62,48 @@ class Asking:
             self._note_success(verb, breaker)
 
     async def ask(
-        self, verb: str, node: str, ask: Callable[[], Awaitable[T]], counters: Counters, *, is_forced: bool = False
+        self,
+        verb: str,
+        node: str,
+        ask: Callable[[], Awaitable[T]],
+        counters: Counters,
+        *,
+        is_forced: bool = False,
+        is_urgent: bool = False,
     ) -> T:
         """Return the store's answer, when it is this operation's turn; tell the breaker of *node* how it went.
 
-        What *is_forced* is tried even when the breaker is open, and waits for its turn as long as it takes.
+        Args:
+            verb: What the store is asked to do, for logs.
+            node: Name of the server.
+            ask: Asks it.
+            counters: Where outcomes are counted.
+            is_forced: Whether to ask even when the breaker is open, and to wait for a turn as long as it takes.
+            is_urgent: Whether to ask without a slot, ahead of the queue.
 
         Raises:
             NoAnswer: there was none.
         """
+        if is_urgent:
+            return await self._try(verb, node, ask, counters, is_forced=is_forced)
         if self._slots.locked() and not is_forced:
             await self._queue(counters)
         else:
             await self._slots.acquire()  # at once, or as long as it takes
         try:
-            # Now, not before the queue: should the store hang, those who queue leave as soon as that is known.
-            breaker = self.breaker(node)
-            if not breaker.allows() and not is_forced:
-                counters.l2_skips += 1
-                raise NoAnswer
-            return await self._watch(verb, breaker, ask, counters)
+            return await self._try(verb, node, ask, counters, is_forced=is_forced)
         finally:
             self._slots.release()
+
+    async def _try(
+        self, verb: str, node: str, ask: Callable[[], Awaitable[T]], counters: Counters, *, is_forced: bool
+    ) -> T:
+        # Now, not before the queue: should the store hang, those who queue leave as soon as that is known.
+        breaker = self.breaker(node)
+        if not breaker.allows() and not is_forced:
+            counters.l2_skips += 1
+            raise NoAnswer
+        return await self._watch(verb, breaker, ask, counters)
 
     async def _queue(self, counters: Counters) -> None:
         """Wait for a slot. A burst has to queue somewhere, and a database has fewer connections than this."""

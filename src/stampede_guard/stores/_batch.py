@@ -22,7 +22,7 @@ from ._patience import Patience
 
 _QUESTIONS = 128  # in one batch
 _BYTES = 1 << 17  # that one batch sends; what is larger by itself travels by itself
-_QUEUE = 1.0  # seconds that an operation waits for a connection before it is given up
+_QUEUE = 5.0  # seconds that an operation waits for a connection before it is given up
 # Share of looks that found a value lately, from which on the next ones are expected to. Among others that saves time;
 # whoever is alone would pay for an error with a round trip, which is longer than what they save.
 _LIKELY, _CERTAIN = 0.75, 0.98
@@ -100,7 +100,10 @@ class Batches:
         if self.is_closed:
             _tell([question], ConnectionError("closed"))
             return
-        self._waiting.append(question)
+        if question.is_urgent:
+            self._waiting.appendleft(question)
+        else:
+            self._waiting.append(question)
         if not self._is_due:
             self._set_out()
 

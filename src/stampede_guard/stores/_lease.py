@@ -6,8 +6,8 @@ however long it slept in between. See "Scaling Memcache at Facebook" (NSDI 2013)
 """
 
 import asyncio
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -18,12 +18,16 @@ from .._stats import Counters
 from ..errors import LoadCancelled
 from . import Begun, Crowded, Refused, Stored, Verdict
 from ._asking import NoAnswer
+from ._upkeep import LONGEST_LEASE, Debt, Right
 
 if TYPE_CHECKING:
     from ._tier import Tier
 
 _LOOKS = 8  # at values that will not do, each another, as two versions of a service may leave them
-_RENEWALS = 3  # in the life of a lease: two may be lost
+
+
+class LeaseLapsed(Exception):  # noqa: N818  # control flow of the course alone
+    """The right to load ended before the load began: another process may be loading, or have loaded."""
 
 
 class Found(NamedTuple):
@@ -52,6 +56,7 @@ class Lease:
     """
 
     __slots__ = (
+        "_asked_at",
         "_begun",
         "_breaker",
         "_counters",
@@ -61,9 +66,9 @@ class Lease:
         "_longest_life",
         "_marks",
         "_op",
+        "_right",
         "_tags",
         "_tier",
-        "_timer",
         "_token",
         "_unwanted",
         "_verdict",
@@ -98,7 +103,8 @@ class Lease:
         self._verdict: Verdict | None = None
         self._marks: tuple[bytes, ...] = ()
         self._unwanted = b""
-        self._timer: asyncio.TimerHandle | None = None
+        self._asked_at = 0.0
+        self._right: Right | None = None  # while it is renewed
         self._is_lost = False
         self.is_owned = False
         self.is_blind = False
@@ -120,6 +126,7 @@ class Lease:
                 return False
             self._breaker = tier.asking.begin(store.node_of(self._key))
             if self._breaker is not None:
+                self._asked_at = tier.clock()
                 self._begun = store.begin(self._key, self._tags, self._length, self._marks_life, on_answer)
         except Exception:  # noqa: BLE001  # nobody knows who has the key at present, for one: `ask` will find out
             self._begun = None
@@ -198,11 +205,13 @@ class Lease:
 
     def _go_blind(self, silence: NoAnswer) -> None:
         self.is_blind = True
-        # The answer was late, or nobody looked at it, and it may have been a yes.
-        may_be_ours = isinstance(silence.__cause__, TimeoutError) or self._begun is not None
-        self._begun = None
-        if may_be_ours and self._token and self._is_arbitrated:
-            self._tier.look_after(self._release())
+        # The question was sent, and not answered; or it was answered, and nobody looked. It may have been a yes.
+        why = silence.__cause__
+        was_sent = why is not None and not isinstance(why, Refused | Crowded)
+        was_begun, self._begun = self._begun is not None, None
+        if (was_sent or was_begun) and self._token:
+            # While connections break there is no use in another request.
+            self._release(self._token, is_sure=False, is_due=was_begun or isinstance(why, TimeoutError))
 
     @property
     def _is_arbitrated(self) -> bool:
@@ -211,7 +220,13 @@ class Lease:
     def _concede(self, verdict: Verdict) -> Literal["own", "wait"]:
         self._marks = verdict.marks
         self.left = verdict.left
-        self.is_owned = verdict.kind == "own"
+        self._is_lost, self.is_owned = False, verdict.kind == "own"
+        if self.is_owned and self._right is None and self._is_arbitrated:
+            asked_at = self._asked_at
+            if verdict.sent_at is not None:  # later than it was asked for: there may have been a queue
+                asked_at = self._tier.clock() - (time.monotonic() - verdict.sent_at)
+            self._right = Right(self._key, self._token, self._length, asked_at, self._counters, self._note_loss)
+            self._tier.leases.hold(self._right)
         return "own" if self.is_owned else "wait"
 
     async def _settle(self) -> None:
@@ -243,7 +258,7 @@ class Lease:
 
     async def _acquire(self) -> Verdict:
         verdict, self._verdict = self._verdict, None
-        if verdict is not None:
+        if verdict is not None and not self._is_lost:
             return verdict
         node = self._tier.store.node_of(self._key)
         try:
@@ -269,12 +284,17 @@ class Lease:
         try:
             if begun is not None:
                 return await store.conclude(begun, self._token)
+            self._asked_at = self._tier.clock()
             return await acquire(self._token, self._length, self._unwanted, marks_life)
         except Exception as error:
             if isinstance(error, TimeoutError | Refused | Crowded) or "leases" not in self._tier.capabilities:
                 raise
         former, self._token = self._token, new_token()
-        return await acquire(self._token, self._length, self._unwanted, marks_life, former)
+        self._asked_at = self._tier.clock()
+        try:
+            return await acquire(self._token, self._length, self._unwanted, marks_life, former)
+        finally:
+            self._release(former, is_sure=False, is_due=False)
 
     def _open(
         self, stored: Stored, marks: tuple[bytes, ...], decode: Callable[[bytes], tuple[Any] | None]
@@ -293,38 +313,25 @@ class Lease:
         self.was_undecodable = decoded is None
         return None if decoded is None else Found(decoded[0], opened.payload, stored.life)
 
-    @contextmanager
-    def kept_up(self) -> Generator[None]:
-        """Renew the right again and again while the block runs."""
-        if not self.is_owned or not self._is_arbitrated:
-            yield
-            return
-        self._renew_later()
-        try:
-            yield
-        finally:
-            if self._timer is not None:
-                self._timer.cancel()
-            self._timer = None
+    def check(self) -> None:
+        """Make sure that the right to load, if this flight has had it, is its own, and will be for a while.
 
-    def _renew_later(self) -> None:
-        self._timer = asyncio.get_running_loop().call_later(self._length / _RENEWALS, self._start_renewal)
+        It is renewed long before half of its life has passed, unless the event loop is late. Then the load and the
+        fill would be late too: it is asked for once more, and for longer.
 
-    def _start_renewal(self) -> None:
-        self._renew_later()  # first: an eager task may be over before it is created
-        self._tier.look_after(self._renew())
+        Raises:
+            LeaseLapsed: it may not be. To ask again is safe: the same token gets the same lease, if that is left.
+        """
+        right = self._right
+        if self._is_lost or (right is not None and right.ends_at - self._tier.clock() < right.length / 2):
+            self._drop()
+            self._length = max(self._length, LONGEST_LEASE)
+            raise LeaseLapsed
 
-    async def _renew(self) -> None:
-        store = self._tier.store
-        ask = partial(store.renew, self._key, self._token, self._length)
-        try:
-            is_held = await self._tier.asking.ask("renew", store.node_of(self._key), ask, self._counters)
-        except NoAnswer:
-            return  # it has some life left, and the next renewal may come through
-        if not is_held:
-            self.is_owned, self._is_lost = False, True
-            if self._timer is not None:
-                self._timer.cancel()
+    def _note_loss(self) -> None:
+        """Take note that the store has given the right to another flight, or to none."""
+        self._right = None
+        self.is_owned, self._is_lost = False, True
 
     async def fill(self, payload: bytes, life: float, version: int | None, still_holds: Callable[[], bool]) -> bool:
         """Store *payload* for *life* seconds, and give the right back.
@@ -369,6 +376,7 @@ class Lease:
             self.is_blind = True
             return True
         self.is_owned = False
+        self._drop()
         self.stored_by = self._token.encode()
         if tier.store.has_replicas:  # they may have the older value for a moment
             tier.recent.note(self._key)
@@ -382,13 +390,18 @@ class Lease:
             self._tier.asking.note_failure("read", self._breaker, begun.error, self._counters)
         if self.is_owned or (begun is not None and self._token):
             self.is_owned = False
-            if self._is_arbitrated:
-                self._tier.look_after(self._release())
+            self._release(self._token, is_sure=self._right is not None)
+        self._drop()
 
-    async def _release(self) -> None:
-        store = self._tier.store
-        ask = partial(store.release, self._key, self._token, woken(self._op).pack())
-        try:
-            await self._tier.asking.ask("release", store.node_of(self._key), ask, self._counters)
-        except NoAnswer:
-            return  # it expires
+    def _drop(self) -> None:
+        right, self._right = self._right, None
+        if right is not None:
+            self._tier.leases.drop(right)
+
+    def _release(self, token: str, *, is_sure: bool, is_due: bool = True) -> None:
+        """Give back the right that *token* has, or may have: again and again until that is certain."""
+        tier = self._tier
+        if self._is_arbitrated:
+            message = woken(self._op).pack()
+            debt = Debt(self._key, token, self._length, message, self._counters, is_sure, tier.clock())
+            tier.leases.owe(debt, is_due=is_due)

@@ -1,6 +1,7 @@
 """What travels to a node together: the bytes of many questions, and who gets which of the replies."""
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -25,6 +26,7 @@ class Question:
 
     Args:
         commands: Each behind the type of its reply.
+        is_urgent: Whether it travels with the next batch, however many wait.
 
     Attributes:
         answer: The replies.
@@ -33,11 +35,12 @@ class Question:
         kinds: Types of the replies.
     """
 
-    __slots__ = ("answer", "kinds", "size", "text")
+    __slots__ = ("answer", "is_urgent", "kinds", "size", "text")
     answer: asyncio.Future[list[Any]]
     is_long = False
 
-    def __init__(self, *commands: Command) -> None:
+    def __init__(self, *commands: Command, is_urgent: bool = False) -> None:
+        self.is_urgent = is_urgent
         self.text = b"".join([pack(words) for _, *words in commands])
         self.size = len(self.text)
         self.kinds = [kind for kind, *_ in commands]
@@ -65,6 +68,7 @@ class Look:
     __slots__ = ("answer", "has_missed", "is_easy", "is_long", "key", "last", "life", "rights", "tags")
     answer: "asyncio.Future[Verdict | tuple[Any, Sequence[Any]]] | Told"
     size = 512  # about
+    is_urgent = False
 
     def __init__(
         self, key: str, rights: tuple[str, int, bytes, str] | None, last: int, tags: tuple[str, ...], life: int
@@ -224,6 +228,7 @@ class Parcel:
         self.said = b"".join(text), kinds
 
     def _sort(self, batch: Sequence[Question | Look], *, is_hit_likely: bool) -> None:
+        self._sent_at = time.monotonic()
         for each in batch:
             if isinstance(each, Question):
                 self._questions.append(each)
@@ -293,18 +298,18 @@ class Parcel:
             look.has_missed = True
             again.append(look)
         elif has_marks and look.is_easy and reply.__class__ is list:
-            _answer(look.answer, as_verdict(reply, marks))
+            _answer(look.answer, as_verdict(reply, marks, self._sent_at))
         else:
             _answer(look.answer, (reply, marks))
 
 
-def as_verdict(reply: Any, marks: tuple[bytes, ...]) -> Verdict:
-    """Return what ACQUIRE's *reply* says."""
+def as_verdict(reply: Any, marks: tuple[bytes, ...], sent_at: float | None = None) -> Verdict:
+    """Return what ACQUIRE's *reply* says to a question that was *sent_at* that instant."""
     kind, left = reply[0], reply[1]
     left = left / 1000 if left > 0 else 0.0
     if kind == b"HIT":
         return Verdict("hit", Stored(reply[2], left), 0.0, marks)
-    return Verdict("wait" if kind == b"WAIT" else "own", None, left, marks)
+    return Verdict("wait" if kind == b"WAIT" else "own", None, left, marks, sent_at)
 
 
 def _answer(answer: asyncio.Future[Any] | Told, outcome: object) -> None:

@@ -20,6 +20,7 @@ from ._recent import Recent
 from ._scripts import new_mark
 from ._sender import Confirmation, Sender
 from ._unleased import Unleased
+from ._upkeep import Upkeep
 
 logger = logging.getLogger("stampede_guard")
 
@@ -63,6 +64,7 @@ class Tier:
         self._generation = self.store.generation
         self.upkeep: set[asyncio.Task[None]] = set()
         self._sender = Sender(self, self.upkeep)
+        self.leases = Upkeep(self.store, self.asking, clock, self.look_after)
 
     @property
     def capabilities(self) -> frozenset[str]:
@@ -89,6 +91,7 @@ class Tier:
 
     async def aclose(self) -> None:
         """Close the store's connections."""
+        self.leases.close()
         if self.upkeep:
             await asyncio.wait(self.upkeep)  # each is bounded by the store's deadlines
         try:
@@ -187,7 +190,7 @@ class Tier:
 
     def look_after(self, upkeep: Coroutine[None, None, None]) -> None:
         """Run *upkeep*, which is bounded by the store's deadlines, in a task of its own; closing waits for it."""
-        task = asyncio.get_running_loop().create_task(upkeep, name="upkeep of a lease")
+        task = asyncio.get_running_loop().create_task(upkeep, name="upkeep of leases")
         if not task.done():
             self.upkeep.add(task)
             task.add_done_callback(self.upkeep.discard)

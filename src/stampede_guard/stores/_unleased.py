@@ -72,12 +72,13 @@ class Unleased:
         await self._store.write(f"{key}:v", envelope, life)
         return True
 
-    async def renew(self, key: str, token: str, lease: float) -> bool:  # nothing expires
+    async def renew(self, rights: Sequence[tuple[str, str, float]]) -> Sequence[bool]:  # nothing expires
         """Return that all is well."""
-        return True
+        return [True] * len(rights)
 
-    async def release(self, key: str, token: str, message: bytes) -> None:
+    async def release(self, rights: Sequence[tuple[str, str, bytes]]) -> Sequence[bool]:
         """Do nothing: there was no lease."""
+        return [False] * len(rights)
 
     async def invalidate(self, key: str, version: int | None, message: bytes) -> None:
         """Delete."""

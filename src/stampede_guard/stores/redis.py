@@ -255,13 +255,18 @@ class RedisStore:
         reply = await self._run(Call(bytes, _scripts.FILL, _keys(key), args))
         return reply in (b"OK", b"DUP")
 
-    async def renew(self, key: str, token: str, lease: float) -> bool:
-        """Run RENEW."""
-        return bool(await self._run(Call(int, _scripts.RENEW, (f"{key}:l",), (token, _ms(lease)))))
+    async def renew(self, rights: Sequence[tuple[str, str, float]]) -> Sequence[bool | Exception]:
+        """Run RENEW for each of *rights*."""
+        return await self._run_all(
+            [Call(int, _scripts.RENEW, (f"{key}:l",), (token, _ms(lease))) for key, token, lease in rights]
+        )
 
-    async def release(self, key: str, token: str, message: bytes) -> None:
-        """Run RELEASE."""
-        await self._run(Call(int, _scripts.RELEASE, (f"{key}:l",), (token, self._bus, message)))
+    async def release(self, rights: Sequence[tuple[str, str, bytes]]) -> Sequence[bool | Exception]:
+        """Run RELEASE for each of *rights*."""
+        bus = self._bus
+        return await self._run_all(
+            [Call(int, _scripts.RELEASE, (f"{key}:l",), (token, bus, message)) for key, token, message in rights]
+        )
 
     async def invalidate(self, key: str, version: int | None, message: bytes) -> None:
         """Run INVALIDATE; key by key where the keys of a slot that is on its way are at two nodes."""
@@ -346,6 +351,22 @@ class RedisStore:
         (reply,) = await self._ask(node, call.by_digest())
         return await self._once_more(node, call, reply) if isinstance(reply, Refused) else reply
 
+    async def _run_all(self, calls: Sequence[Call]) -> list[bool | Exception]:
+        """Run *calls*, whose keys one node has, in one round trip and ahead of what waits; a refusal is an answer."""
+        node = self._topology.primary(calls[0].keys[0])
+        commands = [call.by_digest() for call in calls]
+        replies = await self._ask(node, *commands, is_urgent=True)
+        if isinstance(replies[0], Refused) and str(replies[0]) == _NO_SCRIPT:
+            # The first brings the script for all: one by one, they would take as many round trips.
+            replies = await self._ask(node, calls[0].by_text(), *commands[1:], is_urgent=True)
+        for at, reply in enumerate(replies):
+            if isinstance(reply, Refused):
+                try:
+                    replies[at] = await self._once_more(node, calls[at], reply)
+                except Refused as refusal:
+                    replies[at] = refusal
+        return [reply if isinstance(reply, Refused) else bool(reply) for reply in replies]
+
     async def _once_more(self, node: Node, call: Call, refusal: Refused) -> Any:
         """Run *call* where *node* sent us, or with the script's text if that is what it lacks."""
         reply: Any = refusal
@@ -364,16 +385,16 @@ class RedisStore:
             raise reply
         return reply
 
-    async def _ask(self, node: Node, *commands: Command) -> list[Any]:
+    async def _ask(self, node: Node, *commands: Command, is_urgent: bool = False) -> list[Any]:
         """Return the replies of *node*; ask twice if the first time was in vain, but not for lack of time."""
         replies: list[Any]
-        batches = await self._when_there_is_room(node)
+        batches = self._batches_of(node) if is_urgent else await self._when_there_is_room(node)
         try:
-            replies = await batches.ask(Question(*commands))
+            replies = await batches.ask(Question(*commands, is_urgent=is_urgent))
         except TimeoutError:
             raise
         except Exception:  # noqa: BLE001  # drivers raise more than they document
-            replies = await batches.ask(Question(*commands))
+            replies = await batches.ask(Question(*commands, is_urgent=is_urgent))
         return replies
 
     async def _when_there_is_room(self, node: Node) -> Batches:
