@@ -102,9 +102,8 @@ def _remake(error: E, _: Twins) -> E | None:
 
 def _copy_members(error: BaseException, twin: BaseException) -> None:
     """Copy what is not in the dict: slots, and what exceptions of Python's own hold in C."""
-    for kind in type(error).__mro__:
-        if kind is BaseException:
-            break
+    kinds = type(error).__mro__
+    for kind in kinds[: kinds.index(BaseException)]:
         for name, member in vars(kind).items():
             value = getattr(error, name, None) if isinstance(member, MemberDescriptorType) else None
             if value is not None and value is not getattr(twin, name, None):

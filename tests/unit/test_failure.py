@@ -404,6 +404,28 @@ async def test_launching_caller_gets_the_load_error_itself() -> None:
     assert error is caught.value
 
 
+def test_task_factory_that_stops_the_loop(make_loop: MakeLoop) -> None:
+    """What stops the loop while the load's task is made is the loop's as well, and its caller gets `LoadCancelled`."""
+    loop, board = make_loop(), Scoreboard()
+
+    def refuse(*_: object, **__: object) -> Any:
+        raise KeyboardInterrupt
+
+    async def ask() -> None:
+        factory = loop.get_task_factory()
+        loop.set_task_factory(refuse)
+        try:
+            await board.debounce("menu-7", _raising(ValueError()))
+        finally:
+            loop.set_task_factory(factory)
+
+    call = loop.create_task(ask())
+    with pytest.raises(KeyboardInterrupt):
+        loop.run_forever()
+    with pytest.raises(LoadCancelled, match="ended by KeyboardInterrupt"):
+        loop.run_until_complete(call)
+
+
 async def test_failures_are_not_remembered() -> None:
     """A load that failed is loaded again by the next call, though answers would be remembered."""
     guard = Guard()
