@@ -271,7 +271,7 @@ class GuardMachine(RuleBasedStateMachine):
             answer, until = self.model.memory.get(op, (None, 0))
             assert self._peek(op) == (answer if self.model.now < until else None)
         assert len(self.model.up) == self.guard.stats().in_flight
-        (site,) = self.guard._sites._sites.values()
+        (site,) = self.guard._sites._living()
         assert set(self.model.current) == set(site.board.flights)
         assert len(self.model.up) == len(site.board._up)
 
