@@ -1,8 +1,8 @@
 """Whether one task waits for another, as far as asyncio lets it be seen.
 
 A context is copied into every task that a load starts, also into those that it never waits for. So the context does
-not tell whether a load would wait for itself. The callbacks of a task do: whatever waits for it hangs on these, either
-itself, or through what `gather`, `wait`, `shield` and task groups put between the two.
+not tell whether a load would wait for itself. The callbacks of a task do: each task that waits for it is reached from
+these, either at once, or through what `gather`, `wait`, `shield` and task groups put between the two.
 """
 
 import asyncio

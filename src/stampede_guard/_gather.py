@@ -192,7 +192,7 @@ class Gathering:
         return batch
 
     async def load_alone(self, *args: Any) -> Any:
-        """Load one id for one caller: in no batch, and for nobody else."""
+        """Load one id for one caller alone, in no batch."""
         return (await self._load_all(args[:-1], {args[-1]: None})).get(args[-1])
 
     async def load_aside(self, receiver: Args, ids: Sequence[Any]) -> dict[Any, Any]:

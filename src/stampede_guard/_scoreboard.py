@@ -336,7 +336,7 @@ class Flight(Generic[T]):
         return RecursiveLoad(why)
 
     def join(self) -> asyncio.Future[str] | None:
-        """Return a waiter, for who waits for several flights, and has to `leave` each; `None` if it has landed."""
+        """Return a waiter, for a call that waits for several flights and leaves each; `None` if it has landed."""
         self._was_joined = True
         if self.landed:
             return None
