@@ -227,16 +227,25 @@ class LeasingDouble:
         server = self.server
         held = server.lease_of(key)
         if held is None or held[0] != token:
+            if tell_all:
+                self._drop(key, message)
             return False
         del server.leases[key]
         if held[1] or tell_all:
             server.publish(message)
         lowest = max(server.lowest.get(key, 0), (server.versions.get(key) or 0) if key in server.values else 0)
         if version is not None and version < lowest:
+            if tell_all:
+                server.values.pop(key, None)
+                server.lowest[key] = lowest
             return False
         server.values[key] = envelope, server.clock() + life
         server.versions[key] = version
         return True
+
+    def _drop(self, key: str, message: bytes) -> None:
+        self.server.values.pop(key, None)
+        self.server.publish(message)
 
     async def renew(self, rights: Sequence[tuple[str, str, float]]) -> list[bool]:
         await self._ask("renew" if len(rights) == 1 else f"renew {len(rights)}")

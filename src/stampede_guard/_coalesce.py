@@ -115,6 +115,7 @@ class Coalesced(Callee, Generic[P, T]):
             tags=tags,
         )
         self._call = _compile_call(function, spec, guard, self._operation, self._build_tags)
+        self._operation.is_local = spec.is_local
         guard.register(self, spec, self._operation)
 
     if TYPE_CHECKING:
@@ -175,7 +176,15 @@ class Coalesced(Callee, Generic[P, T]):
             await self.guard.invalidate_op(op)
 
     async def refresh(self, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Load now, replace what is cached, and return it; when the load fails, what was cached stays."""
+        """Load now, replace what is cached, and return it; when the load fails, what was cached stays.
+
+        A load that has begun before this call is not shared.
+
+        Raises:
+            InvalidationPending: the value could not be stored, and the store has not confirmed that the older one is
+                gone (see `Guard.invalidate`); the error has the new `value`.
+            Exception: as for a call.
+        """
         load = partial(self.__wrapped__, *args, **kwargs)
         op = self.key(*args, **kwargs)
         return await self.guard.refresh(self._operation, op, load, self.tags(*args, **kwargs))

@@ -56,17 +56,28 @@ class Course:
 
     async def fly(self, flight: Flight[Any]) -> Any:
         """Load; return what is kept for *flight*'s waiters."""
+        if flight.is_queued:
+            await self._queue(flight)
         operation = self._operation
         policy = operation.policy
         value = await self._run(flight, self._load)  # 5
         if policy.version is not None:
             operation.version_of(value)  # nothing is compared here, but what is no version is an error everywhere
         kept = operation.isolate(operation.encode(value)) if policy.isolate else value
-        if self._still_holds(flight):
+        holds = self._still_holds(flight)
+        if flight.is_refresh:
+            self._replace(flight, holds=holds, is_told=self._site.backplane is None or operation.is_local)
+        if holds:
             self._keep(flight, kept, None)  # 7
         elif not flight.landed:
             operation.counters.overtaken += 1
         return kept
+
+    async def _queue(self, flight: Flight[Any]) -> None:
+        """Wait until it is the turn of *flight*; the flight before it may store until then."""
+        flight.hold()
+        await flight.turn()
+        self._epoch = self._site.epochs.of(flight.op, flight.tags)  # nothing has been read yet
 
     async def _run(self, flight: Flight[Any], load: Callable[[], Awaitable[Any]]) -> Any:
         """Run the loader, when it is its turn, within its budget."""
@@ -84,10 +95,11 @@ class Course:
         flight.stop_clock()
         return value
 
-    def _begin_load(self, _: Flight[Any]) -> None:
+    def _begin_load(self, flight: Flight[Any]) -> None:
         """Take note that the loader is about to run."""
         operation = self._operation
         operation.counters.loads += not operation.is_batched
+        flight.loader_called = not operation.is_batched  # else the batch says when
 
     def _still_holds(self, flight: Flight[Any]) -> bool:
         """Whether what *flight* has may be stored: it has not ended, and nothing was invalidated since the epoch."""
@@ -102,13 +114,24 @@ class Course:
             self._site.memory.put(
                 flight.op, kept, ttl if life is None else min(ttl, life), flight.tags, self._generation
             )
-        if flight.is_refresh:
-            self._forget_elsewhere(flight.op)
 
-    def _forget_elsewhere(self, op: str) -> None:
-        """Let this guard's other event loops ask anew; other processes hear of a refresh from the store."""
-        self._site.epochs.bump(op)
-        self._sites.tell_others(Change("op", op))
+    def _replace(self, flight: Flight[Any], *, holds: bool, is_told: bool) -> None:
+        """Let nothing that is older than what a refresh has loaded be found anywhere.
+
+        Args:
+            flight: The refresh's.
+            holds: Whether nothing has come that overtakes it.
+            is_told: Whether the store has nothing older, and other processes know; if not, both will be told.
+        """
+        here, op = self._site, flight.op
+        # What has read the older value must not store it in L1. An invalidation that came meanwhile has seen to that,
+        # and what began after it may be newer than this.
+        if holds or flight.is_followed or self._is_private or not is_told:
+            here.epochs.bump(op)
+        here.memory.drop(op)  # but not the flight of the next refresh
+        self._sites.tell_others(Change("op", op, is_stored=not is_told))
+        if not is_told and here.tier is not None:
+            flight.confirmation = here.tier.send(here.tier.invalidation(op))
 
 
 class CourseByStore(Course):
@@ -136,6 +159,8 @@ class CourseByStore(Course):
 
     async def fly(self, flight: Flight[Any]) -> Any:
         """Read L2 or load, and store; return what is kept for *flight*'s waiters."""
+        if flight.is_queued:
+            await self._queue(flight)
         self._asks_left = _ASKS
         while True:
             found = await self._find(flight)  # 3, 4
@@ -146,7 +171,10 @@ class CourseByStore(Course):
                 break
             except LeaseLapsed:
                 flight.stop_clock()
-        if is_latest and self._still_holds(flight):
+        holds = is_latest and self._still_holds(flight)
+        if flight.is_refresh:
+            self._replace(flight, holds=holds, is_told=self.lease.is_final)
+        if holds:
             self._keep(flight, kept, life)  # 7
         elif not flight.landed:
             self._operation.counters.overtaken += 1

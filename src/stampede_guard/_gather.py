@@ -19,7 +19,7 @@ from weakref import WeakKeyDictionary
 from ._canonical import text_of
 from ._guard import Guard
 from ._operation import Operation
-from ._scoreboard import Flight
+from ._scoreboard import Flight, running_flight
 from .errors import WrongAnswer
 
 Loader = Callable[..., Coroutine[Any, Any, Mapping[Any, Any]]]
@@ -34,7 +34,7 @@ class Batch:
     flight: Flight[dict[Any, Any]]
 
     def __init__(self) -> None:
-        self.ids: dict[Any, None] = {}
+        self.ids: dict[Any, Flight[Any] | None] = {}  # and the flights that wait for them
         self.is_ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def send(self) -> None:
@@ -92,7 +92,7 @@ class Cohort:
         if batch is None or batch.flight.landed or args[-1] in batch.ids:
             batch = self._gathering.launch(args)
             self._batches.append(batch)
-        batch.ids[args[-1]] = None
+        batch.ids[args[-1]] = running_flight()
         if len(batch.ids) == self._gathering.max_batch:
             self._batches.remove(batch)
             batch.send()
@@ -202,8 +202,11 @@ class Gathering:
             values |= await self._load_all(receiver, dict.fromkeys(ids[first : first + self.max_batch]))
         return values
 
-    async def _load_all(self, receiver: Args, ids: Mapping[Any, None]) -> dict[Any, Any]:
-        asked = dict(ids)
+    async def _load_all(self, receiver: Args, ids: Mapping[Any, Flight[Any] | None]) -> dict[Any, Any]:
+        asked = dict.fromkeys(ids)
+        for flight in ids.values():
+            if flight is not None:
+                flight.loader_called = True
         answer = await self._loader(*receiver, list(asked))
         if not isinstance(answer, Mapping):
             message = f"{self._operation.name}: the loader returned a {type(answer).__qualname__}, not a mapping of ids"

@@ -12,7 +12,7 @@ Steps 1 and 2 are synchronous; everything after (see `_course`) runs once per op
 import asyncio
 import re
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from types import TracebackType
@@ -215,16 +215,17 @@ class Guard:
         answer: T = operation.hand_out(kept)
         return answer
 
-    async def call_all(
+    async def call_all(  # made for `coalesce_many`
         self,
         operation: Operation,
         ops: Sequence[str],
         seat: Callable[[int], Seat],
         tags: Callable[[int], Sequence[str]],
+        shape: Callable[[list[Any]], T],
         *,
         is_refresh: bool = False,
-    ) -> list[Any]:
-        """Return the answers for *ops*, each as `call` or `refresh` would.
+    ) -> T:
+        """Return what *shape* makes of the answers for *ops*, each as `call` or `refresh` would give it.
 
         What has to be loaded gets a *seat*, by its position; all of it is launched before anything is awaited, so
         that those who sit together can load together.
@@ -246,7 +247,10 @@ class Guard:
             landed = await wait_all(tuple(flights.values()), operation.policy.wait_timeout)
             for position, kept in zip(flights, landed, strict=True):
                 answers[position] = operation.hand_out(kept)
-        return answers
+        shaped = shape(answers)
+        if is_refresh:
+            await _check_replaced({ops[position]: flight for position, flight in flights.items()}, shaped)
+        return shaped
 
     def _join_or_launch(
         self,
@@ -259,17 +263,29 @@ class Guard:
         is_refresh: bool,
     ) -> Flight[Any]:
         shares = self._shares(op)
-        flight = site.joinable(op) if shares else None
-        if flight is not None and (flight.is_refresh or not is_refresh):
+        flight = self._joinable(site, op, is_refresh=is_refresh) if shares else None
+        if flight is not None:
             operation.counters.joins += 1
             return flight
-        if is_refresh:
-            self._epochs.bump(op)
-            site.board.forget(op)
         load = seat()
         flight = self._launch(site, operation, op, load, tags(), is_private=not shares, is_refresh=is_refresh)
         load.watch(flight)
         return flight
+
+    @staticmethod
+    def _joinable(site: Site, op: str, *, is_refresh: bool) -> Flight[Any] | None:
+        """Return the flight that a call may join; a refresh only one whose loader has not been called yet."""
+        if not is_refresh:
+            return site.joinable(op)
+        flight = site.board.flights.get(op)
+        return None if flight is None or not flight.is_refresh or flight.loader_called else flight
+
+    def _overtake(self, site: Site, op: str) -> Flight[Any] | None:
+        """Let no flight of *op* that is up be remembered or joined; return the refresh among them, if there is one."""
+        flight = site.board.flights.get(op)
+        self._epochs.bump(op)
+        site.board.forget(op)
+        return None if flight is None or not flight.is_refresh else flight
 
     def launch_batch(
         self, operation: Operation, op: str, is_ready: asyncio.Future[None], load: Callable[[], Awaitable[T]]
@@ -298,6 +314,7 @@ class Guard:
         is_private: bool = False,
         is_refresh: bool = False,
     ) -> Flight[Any]:
+        running = self._overtake(site, op) if is_refresh else None
         # The epoch is taken here, before anything is read: what begins after the launch overtakes it.
         epoch, generation = self._epochs.of(op, tags), operation.lineage.generation
         course: Course
@@ -316,6 +333,7 @@ class Guard:
             tags=tags,
             is_private=is_private,
             is_refresh=is_refresh,
+            after=None if is_private else running,
             glance=glance,
         )
         flight.generation = generation
@@ -395,21 +413,25 @@ class Guard:
     async def refresh(
         self, operation: Operation, op: str, load: Callable[[], Awaitable[T]], tags: Sequence[str] = ()
     ) -> T:
-        """Load now and replace what is cached; concurrent refreshes of *op* share one load.
+        """Load now and replace what is cached, with what is read after this call.
 
-        A flight that was up before answers those who wait for it, and is not stored. When the load fails, what was
-        cached stays.
+        Flights that were up before answer those who wait for them, and are not remembered. A refresh whose load has
+        begun is not joined: refreshes that come meanwhile share the next load, which begins when that one is over.
+        When the load fails, what was cached stays. When its value cannot be stored, what was cached is invalidated.
+
+        Raises:
+            InvalidationPending: it could not be stored, nor has the store confirmed the invalidation (see
+                `invalidate`); the error has the `value`.
         """
         site = self._site()
         shares = self._shares(op)
-        flight = site.joinable(op) if shares else None
-        if flight is not None and flight.is_refresh:
+        flight = self._joinable(site, op, is_refresh=True) if shares else None
+        if flight is not None:
             operation.counters.joins += 1
         else:
-            self._epochs.bump(op)
-            site.board.forget(op)
             flight = self._launch(site, operation, op, load, tags, is_private=not shares, is_refresh=True)
         answer: T = operation.hand_out(await flight.wait(operation.policy.wait_timeout))
+        await _check_replaced({op: flight}, answer)
         return answer
 
     async def invalidate(self, op: str, /, *, version: int | None = None, wait: bool = True, **values: object) -> None:
@@ -662,6 +684,18 @@ class Guard:
     def __repr__(self) -> str:
         store = "with a store" if self.has_store else "in memory"
         return f"<Guard {self.namespace} {store}{'' if self.enabled else ', disabled'}: {self.stats()!r}>"
+
+
+async def _check_replaced(refreshes: Mapping[str, Flight[Any]], value: object) -> None:
+    """Make sure that what *refreshes* were to replace is gone.
+
+    Raises:
+        InvalidationPending: it may still be in the store; the error has their *value*.
+    """
+    sent = [(op, flight.confirmation) for op, flight in refreshes.items()]
+    pending = [op for op, confirmation in sent if confirmation is not None and not await confirmation.wait()]
+    if pending:
+        raise unconfirmed(pending, len(sent), "refreshed, but the older value may still be stored: ", value)
 
 
 def _checked_namespace(namespace: str) -> str:

@@ -62,19 +62,28 @@ class CoalescedMany(Generic[K, V]):
         return await self._ask(ids)
 
     async def refresh(self, ids: Iterable[K]) -> dict[K, V]:
-        """Load *ids* now, replace what is cached, and return their values; if that fails, what was cached stays."""
+        """Load *ids* now, replace what is cached, and return their values; if that fails, what was cached stays.
+
+        Raises:
+            InvalidationPending: as for `Coalesced.refresh`; the error's `value` is a dict.
+            Exception: as for a call.
+        """
         return await self._ask(ids, is_refresh=True)
 
     async def _ask(self, ids: Iterable[K], *, is_refresh: bool = False) -> dict[K, V]:
         asked = self._checked(ids)
-        answers = await self.guard.call_all(
+
+        def found(answers: list[Any]) -> dict[K, V]:
+            return {one_id: value for one_id, value in zip(asked, answers, strict=True) if value is not None}
+
+        return await self.guard.call_all(
             self._operation,
             list(map(self._build_key, asked)),
             lambda position: Seat(self._gathering, (*self._args, asked[position])),
             lambda position: self.one.tags(asked[position]),
+            found,
             is_refresh=is_refresh,
         )
-        return {one_id: value for one_id, value in zip(asked, answers, strict=True) if value is not None}
 
     async def bypass(self, ids: Iterable[K]) -> dict[K, V]:
         """Run the loader for this caller alone: nothing is read, shared or stored.

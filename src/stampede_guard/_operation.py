@@ -63,6 +63,7 @@ class Operation:
         "_proven",
         "counters",
         "is_batched",
+        "is_local",
         "lease_length",
         "lineage",
         "longest_life",
@@ -92,6 +93,7 @@ class Operation:
         self.vary = tuple(vary)
         self.tags = tuple(tags)
         self.lineage = Lineage()
+        self.is_local = False  # its ops mean nothing to other processes
         self.is_batched = False  # its flights load in batches, and those are what is counted and limited
         self._codec = codec
         self._annotation = annotation

@@ -62,7 +62,8 @@ class Wait:
 
     Attributes:
         flight: That one.
-        task: In which the call is made. The load itself need not wait for that task.
+        task: In which the call is made. The load itself need not wait for that task. `None` if it is the load itself
+            that waits, for its turn.
         look: The timer of the next look for a circle.
     """
 
@@ -103,11 +104,13 @@ class Flight(Generic[T]):
         "_has_begun",
         "_looked",
         "_present",
+        "_turn",
         "_value",
         "_waiters",
         "_was_joined",
         "awaits",
         "board",
+        "confirmation",
         "generation",
         "is_held",
         "is_looking",
@@ -116,7 +119,9 @@ class Flight(Generic[T]):
         "is_urgent",
         "joinable_until",
         "landed",
+        "loader_called",
         "loop",
+        "next_turn",
         "on_abandon",
         "on_rest",
         "op",
@@ -138,6 +143,10 @@ class Flight(Generic[T]):
         self.op = op
         self.on_abandon: OnAbandon = on_abandon
         self.is_refresh = False
+        self.confirmation: Any = None  # that what a refresh could not replace is gone
+        self.loader_called = False  # what it reads may be older than whoever comes now
+        self._turn: asyncio.Future[None] | None = None  # done once the flight before this one has landed
+        self.next_turn: asyncio.Future[None] | None = None  # the same of the flight behind this one
         self.is_held = False  # it waits for a load in another process
         self.on_rest: Callable[[], object] | None = None  # called once it is held, and once it is over
         self.tags: Sequence[str] = ()
@@ -268,6 +277,31 @@ class Flight(Generic[T]):
 
     def _ended_by(self, error: BaseException) -> LoadCancelled:
         return LoadCancelled(f"{self.op}: the load was ended by {type(error).__name__}")
+
+    def queue_behind(self, other: "Flight[Any]") -> None:
+        """Let `turn` wait until *other* has landed; that makes no waiter of it, so *other* may be abandoned."""
+        turn: asyncio.Future[None] = self.loop.create_future()
+        self._turn = other.next_turn = turn
+        self.awaits = {turn: Wait(other, None)}
+
+    @property
+    def is_followed(self) -> bool:
+        """Whether another flight waits until this one has landed."""
+        return self.next_turn is not None
+
+    @property
+    def is_queued(self) -> bool:
+        """Whether another flight has to land before this one begins."""
+        return self._turn is not None
+
+    async def turn(self) -> None:
+        """Wait until the flight before this one has landed."""
+        turn, self._turn = self._turn, None
+        assert turn is not None
+        try:
+            await turn
+        finally:
+            del self.awaits[turn]
 
     def show(self) -> Held:
         """Return what fronts may know it by, as long as it can be joined.
@@ -473,7 +507,7 @@ class Flight(Generic[T]):
 
     def strand(self) -> None:
         """Write off a flight whose event loop was closed over it: nobody is left to be told."""
-        self._waiters, self._present = [], 0
+        self._waiters, self._present, self.next_turn = [], 0, None
         self.board.retire(self)
         self._land(None, LoadCancelled(f"{self.op}: its event loop was closed"))
 
@@ -510,6 +544,8 @@ class Flight(Generic[T]):
         for waiter in waiters:
             if not waiter.done():  # its caller was cancelled in this very tick
                 waiter.set_result(_LANDED)
+        if self.next_turn is not None and not self.next_turn.done():  # cancelled with the flight behind
+            self.next_turn.set_result(None)
 
     def leads_to(self, other: "Flight[Any]", *, is_certain: bool = False) -> bool:
         """Whether the load waits, directly or through others, for *other*; perhaps, or as far as is seen."""
@@ -518,13 +554,21 @@ class Flight(Generic[T]):
         while ahead and other not in seen:
             flight = ahead.pop()
             waits = () if flight.landed else flight.awaits.values()  # what runs on after that is not waited for
-            new = {wait.flight for wait in waits if not is_certain or flight.waits_for(wait.task)} - seen
+            new = {
+                wait.flight for wait in waits if not is_certain or wait.task is None or flight.waits_for(wait.task)
+            } - seen
             seen |= new
             ahead += new
         return other in seen
 
     def __repr__(self) -> str:
         return f"<Flight {self.op} {self._present} waiters{', landed' if self.landed else ''}>"
+
+
+def running_flight() -> Flight[Any] | None:
+    """Return the flight whose loader the running code belongs to."""
+    current = _current.get()
+    return None if current is None else current()
 
 
 def _still_up(flight: ref[Flight[Any]] | None) -> Flight[Any] | None:
@@ -682,9 +726,12 @@ class Scoreboard:
         tags: Sequence[str] = (),
         is_private: bool = False,
         is_refresh: bool = False,
+        after: Flight[Any] | None = None,
         glance: Glance[T] | None = None,
     ) -> Flight[T]:
         """Start a flight; unless it *is_private*, callers that come meanwhile will join it.
+
+        Its load waits until the flight *after* which it comes has landed.
 
         Raises:
             RecursiveLoad: the running code belongs to a load of *op*, which would go on to launch itself for ever.
@@ -696,6 +743,8 @@ class Scoreboard:
         flight: Flight[T] = Flight(self, op, counters, on_abandon, outer)
         flight.is_refresh = is_refresh
         flight.tags = tags
+        if after is not None:
+            flight.queue_behind(after)
         if not is_private:
             self.flights[op] = flight  # before take-off: an eager task may land inside its own creation
         self._up.add(flight)

@@ -135,6 +135,8 @@ class Site:
             forget = {"all": self.forget_all, "replaced": self.forget_replaced, "flights": self.hide_flights}
             forget[change.kind]()
         tier = self.tier
+        if tier is not None and change.kind == "op":  # perhaps it was refreshed, and a replica lags
+            tier.recent.note(tier.key(change.subject))
         if tier is None or not change.is_stored:
             return None
         if change.kind == "op":

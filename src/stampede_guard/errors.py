@@ -23,6 +23,7 @@ Redis failing, slow or absent never surfaces as an exception, but for `Invalidat
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 _NAMED = 3  # of many pending invalidations, in a message
 _LONGEST = 200  # characters of each
@@ -77,22 +78,28 @@ class WrongLoop(StampedeGuardError):
 class InvalidationPending(StampedeGuardError):
     """An invalidation holds in this process, and the store has not confirmed it; it is repeated until it does.
 
+    `refresh` raises it too, when what it has loaded could not be stored, and the store has not confirmed that it has
+    dropped the older value.
+
     Attributes:
+        value: What the refresh has loaded; `None` for an invalidation.
         pending: Ops and tags whose invalidation is not confirmed: all of them, however many the message names.
     """
 
-    def __init__(self, message: str = "", *, pending: Sequence[str] = ()) -> None:
+    def __init__(self, message: str = "", *, pending: Sequence[str] = (), value: Any = None) -> None:
         super().__init__(message)
+        self.value = value
         self.pending = tuple(pending)
 
 
-def unconfirmed(pending: Sequence[str], total: int, before: str = "") -> InvalidationPending:
+def unconfirmed(pending: Sequence[str], total: int, before: str = "", value: Any = None) -> InvalidationPending:
     """Return the error for *pending* of *total* ops and tags; its message names a few of them.
 
     Args:
         pending: Those that are not confirmed.
         total: How many were invalidated together.
         before: What there is to say before that.
+        value: What a refresh has loaded.
     """
     named = ", ".join(each if len(each) <= _LONGEST else f"{each[:_LONGEST]}…" for each in pending[:_NAMED])
     what = named
@@ -100,7 +107,7 @@ def unconfirmed(pending: Sequence[str], total: int, before: str = "") -> Invalid
         among = "" if len(pending) <= _NAMED else "among them "
         what = f"{len(pending):,} of {total:,} invalidations, {among}{named}"
     rest = "not confirmed by the store; holds in this process, and is repeated until it is"
-    return InvalidationPending(f"{before}{what}: {rest}", pending=pending)
+    return InvalidationPending(f"{before}{what}: {rest}", pending=pending, value=value)
 
 
 class WaitTimeout(StampedeGuardError, TimeoutError):

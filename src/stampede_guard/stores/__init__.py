@@ -226,7 +226,8 @@ class LeasingStore(Protocol):
     ) -> bool:
         """Store *envelope* for *life* seconds and give the right back; return whether *token* still had it.
 
-        *message* is published if somebody waits, or if *tell_all*.
+        *message* is published if somebody waits, or if *tell_all*. A refusal then drops the value, too: it may be
+        older. A version that was too low with it is the lowest that is acceptable from then on.
         """
         ...
 

@@ -50,6 +50,8 @@ class Lease:
     Attributes:
         is_owned: Whether this flight has the right to load and store, as far as it knows.
         is_blind: Whether the store did not answer: nobody knows what happens to the op elsewhere.
+        is_seized: Whether the right was taken from whoever had it: this is a refresh.
+        is_final: Whether a refresh has left nothing in the store that is older than what it has loaded, for certain.
         left: Seconds until the lease of whoever is loading expires, after `ask` said `"wait"`.
         was_undecodable: Whether there was something that is no value of the op's.
         stored_by: Token of the flight that stored the value, this one or another.
@@ -60,6 +62,7 @@ class Lease:
         "_begun",
         "_breaker",
         "_counters",
+        "_generation",
         "_is_lost",
         "_key",
         "_length",
@@ -73,6 +76,7 @@ class Lease:
         "_unwanted",
         "_verdict",
         "is_blind",
+        "is_final",
         "is_owned",
         "is_seized",
         "left",
@@ -106,8 +110,10 @@ class Lease:
         self._asked_at = 0.0
         self._right: Right | None = None  # while it is renewed
         self._is_lost = False
+        self._generation = 0  # of the store, before the right was seized
         self.is_owned = False
         self.is_blind = False
+        self.is_final = False
         self.is_seized = False
         self.left = 0.0
         self.stored_by = b""
@@ -196,6 +202,7 @@ class Lease:
         self.is_seized = True
         try:
             await self._settle()
+            self._generation = self._tier.store.generation
             if self._is_arbitrated:
                 self._concede(await self._acquire())
             else:
@@ -342,18 +349,20 @@ class Lease:
             version: The value's version, if its operation has them.
             still_holds: Whether nothing was invalidated in this process since the load began.
 
+        A refresh that is refused leaves no value in the store: whoever has the right now began to load after it.
+
         Returns:
             Whether the value is, as far as anybody knows, the one to remember: `False` when the store said no.
         """
         tier = self._tier
-        if not self.is_owned:
+        if not self.is_owned and not (self._is_lost and self.is_seized):  # the refusal drops what is older
             # What cannot be compared with the lowest version is remembered for a moment at most.
             return not self._is_lost and (version is None or self.is_blind)
         if len(payload) > tier.max_bytes:
             self._counters.l2_errors += 1
             tier.asking.note_refusal("store", f"values larger than max_bytes={tier.max_bytes:,}")
             self.is_blind = version is not None  # nobody compared it
-            return True  # the right is given back when the flight ends
+            return not self._is_lost  # the right is given back when the flight ends
         envelope = seal(tier.identity(self._op), payload, self._token, version, self._marks)
         message = tier.invalidation(self._op).message if self.is_seized else woken(self._op).pack()
         try:
@@ -378,6 +387,9 @@ class Lease:
         self.is_owned = False
         self._drop()
         self.stored_by = self._token.encode()
+        if self.is_seized and self._generation == tier.store.generation:  # else the right may be lost, and others not
+            self.is_final = True
+            tier.pending.confirm(tier.invalidation(self._op))  # as strong as one, and as easily lost with the server
         if tier.store.has_replicas:  # they may have the older value for a moment
             tier.recent.note(self._key)
         return is_stored

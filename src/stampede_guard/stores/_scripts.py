@@ -61,20 +61,29 @@ ACQUIRE = _script("""
     return {'OWN', 0}
 """)
 
-# KEYS v l g · ARGV token, envelope, life in ms, version ("" none), life of g in ms, channel, message, 1 to tell anyway
+# KEYS v l g · ARGV token, envelope, life in ms, version ("" none), life of g in ms, channel, message, 1 for a refresh:
+# that tells anyway, and what it may not replace it drops, since that may be older; a lease was taken after its own
 FILL = _script("""
     local lease = redis.call('GET', KEYS[2])
     local header = redis.pcall('GETRANGE', KEYS[1], 0, 33)
     local known = type(header) == 'string' and #header == 34 and string.sub(header, 1, 4) == string.sub(ARGV[2], 1, 4)
     if not lease or string.sub(lease, 1, 22) ~= ARGV[1] then
-      return known and string.sub(header, 5, 26) == ARGV[1] and 'DUP' or 'REJ'
+      if known and string.sub(header, 5, 26) == ARGV[1] then return 'DUP' end
+      if ARGV[8] == '1' then
+        redis.call('DEL', KEYS[1])
+        redis.pcall('PUBLISH', ARGV[6], ARGV[7])
+      end
+      return 'REJ'
     end
     redis.call('DEL', KEYS[2])
     if #lease > 22 or ARGV[8] == '1' then redis.pcall('PUBLISH', ARGV[6], ARGV[7]) end
     if ARGV[4] ~= '' then
       local lowest = tonumber(redis.pcall('GET', KEYS[3])) or 0
       if known then lowest = math.max(lowest, (struct.unpack('>I8', string.sub(header, 27, 34)))) end
-      if tonumber(ARGV[4]) < lowest then return 'OLD' end
+      if tonumber(ARGV[4]) < lowest then
+        if ARGV[8] == '1' and redis.call('DEL', KEYS[1]) == 1 then redis.call('SET', KEYS[3], lowest, 'PX', ARGV[5]) end
+        return 'OLD'
+      end
     end
     redis.call('SET', KEYS[1], ARGV[2], 'PX', ARGV[3])
     return 'OK'
