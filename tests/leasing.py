@@ -6,7 +6,8 @@ from contextlib import asynccontextmanager
 from contextvars import Context
 from typing import cast
 
-from stampede_guard._codec import fill_of
+from stampede_guard._codec import offers, tokens_of
+from stampede_guard._fingerprint import NO_FINGERPRINT
 from stampede_guard._messages import new_token
 from stampede_guard.stores import Begun, Echo, Stored, Subscription, Touched, Verdict
 from stampede_guard.testing import Gate, ManualClock
@@ -143,7 +144,7 @@ class LeasingDouble:
     async def open(self) -> None:
         await self._ask("open")
 
-    async def glance(self, key: str, tags: Sequence[str]) -> Verdict | None:
+    async def glance(self, key: str, tags: Sequence[str], fingerprint: bytes = NO_FINGERPRINT) -> Verdict | None:
         self.asked.append("glance")
         if isinstance(self.replica, Exception):
             raise self.replica
@@ -158,12 +159,13 @@ class LeasingDouble:
         unwanted: bytes,
         marks_life: float,
         former: str = "",
+        fingerprint: bytes = NO_FINGERPRINT,
     ) -> Verdict:
         await self._ask("acquire")
         server, now = self.server, self.server.clock()
         marks = tuple(server.marks.setdefault(tag, b"mark-%06d" % len(server.marks)) for tag in tags)
         envelope, until = server.values.get(key, (b"", 0.0))
-        if unwanted != b"*" and now < until and b"=" + fill_of(envelope) != unwanted:
+        if unwanted != b"*" and now < until and offers(envelope, -1, fingerprint, unwanted):
             return Verdict("hit", Stored(envelope, until - now), marks=marks)
         held = server.lease_of(key)
         if held is not None and unwanted != b"*" and held[0] not in (token, former):
@@ -172,15 +174,22 @@ class LeasingDouble:
         server.leases[key] = token, held is not None and held[1], now + lease
         return Verdict("own", marks=marks)
 
-    def begin(
-        self, key: str, tags: Sequence[str], lease: float, marks_life: float, on_answer: Callable[[], None]
+    def begin(  # noqa: PLR0917  # as the protocol has it
+        self,
+        key: str,
+        tags: Sequence[str],
+        lease: float,
+        marks_life: float,
+        fingerprint: bytes,
+        on_answer: Callable[[], None],
     ) -> Begun | None:
         if not self.begins or self.is_closed:
             return None
         question = Question()
         # As a batch of the real one: not by the loop's factory, nor in the context of whoever asks.
         context = Context()
-        task = asyncio.Task(self._carry(question, key, tags, lease, marks_life), name="begun", context=context)
+        carrying = self._carry(question, key, tags, lease, marks_life, fingerprint)
+        task = asyncio.Task(carrying, name="begun", context=context)
         self._under_way.add(task)
 
         def answer(task: asyncio.Task[Verdict]) -> None:
@@ -199,11 +208,11 @@ class LeasingDouble:
         task.add_done_callback(answer, context=context)
         return question
 
-    async def _carry(
-        self, question: Question, key: str, tags: Sequence[str], lease: float, marks_life: float
+    async def _carry(  # noqa: PLR0917  # as the protocol has it
+        self, question: Question, key: str, tags: Sequence[str], lease: float, marks_life: float, fingerprint: bytes
     ) -> Verdict:
         question.token = new_token()
-        return await self.acquire(key, tags, question.token, lease, b"", marks_life)
+        return await self.acquire(key, tags, question.token, lease, b"", marks_life, "", fingerprint)
 
     async def conclude(self, begun: Begun, token: str) -> Verdict:
         if begun.error is not None:
@@ -298,9 +307,9 @@ class LeasingDouble:
             for word in heard:
                 inbox.queue.put_nowait(Echo(word))
 
-    async def stored_by(self, key: str) -> bytes:
+    async def stored_by(self, key: str) -> tuple[bytes, ...]:
         await self._ask("stored by")
-        return fill_of(self.server.values.get(key.removesuffix(":v"), (b"", 0.0))[0])
+        return tokens_of(self.server.values.get(key.removesuffix(":v"), (b"", 0.0))[0])
 
     @asynccontextmanager
     async def listen(self) -> AsyncIterator[Subscription]:

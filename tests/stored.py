@@ -2,9 +2,17 @@
 
 from typing import Any
 
+from stampede_guard._codec import codec_for
+from stampede_guard._fingerprint import fingerprint_of, fingerprint_of_codec, with_tags
 from stampede_guard._messages import new_token
 from stampede_guard.stores import LeasingStore, Stored
 from stampede_guard.stores.redis import RedisStore
+
+
+def fingerprint_for(annotation: Any, *tags: str) -> bytes:
+    """Return the fingerprint of an operation's values."""
+    base = fingerprint_of(fingerprint_of_codec(codec_for(annotation), lambda: annotation))
+    return with_tags(base, tags) if tags else base
 
 
 async def put(store: LeasingStore, key: str, envelope: bytes, life: float = 60) -> None:

@@ -3,21 +3,43 @@
 Never pickle: whoever can write to the store could run code here.
 """
 
+import inspect
 import struct
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cached_property, reduce
 from hashlib import blake2b
-from typing import Any, NamedTuple, Protocol, get_args, runtime_checkable
+from operator import or_
+from types import SimpleNamespace, UnionType
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    NamedTuple,
+    Protocol,
+    get_args,
+    get_origin,
+    get_type_hints,
+    runtime_checkable,
+)
 
 import msgspec
 
+from ._fingerprint import NO_FINGERPRINT, canonical_schema, described, named
 from .errors import ConfigurationError
 
-# Magic, token of the flight that stored it, version, digest of the key, number of marks, length of the payload.
-# The scripts read the first three where they are.
-_HEADER = struct.Struct(">4s22sQ16sBI")
-_MAGIC = b"SGv2"
+# An envelope holds the values of several releases side by side. Its head: magic, digest of the key, number of values.
+# For each value, the one that was stored last first: fingerprint, milliseconds by which it ends before the envelope,
+# token of the flight that stored it, version, number of marks, length of the body. Then the bodies: marks and payload.
+# The scripts read all of these where they are.
+_HEAD = struct.Struct(">4s16sB")
+_ENTRY = struct.Struct(">8sQ22sQBI")
+_FIRST = struct.Struct(_HEAD.format + _ENTRY.format[1:])
+_MAGIC = b"SGv3"
+_TOKEN = slice(16, 38)  # of an entry
 _MARK = 11  # bytes of a tag's mark
+LONGEST_HEADER = _HEAD.size + 4 * _ENTRY.size
+ALONE_AT = _HEAD.size - 1  # where `begins_alone` stands
 
 
 @runtime_checkable
@@ -36,6 +58,9 @@ class Codec(Protocol):
 class _Bytes:
     """Bytes pass through."""
 
+    fingerprint = "bytes"
+    is_loose = False
+
     def encode(self, value: object) -> bytes:
         if not isinstance(value, bytes):
             message = f"expected bytes, got {type(value).__qualname__}"
@@ -48,6 +73,9 @@ class _Bytes:
 
 class _Text:
     """Text passes through as UTF-8."""
+
+    fingerprint = "text"
+    is_loose = False
 
     def encode(self, value: object) -> bytes:
         if not isinstance(value, str):
@@ -65,6 +93,9 @@ class _MessagePack:
     def __init__(self, annotation: Any) -> None:
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(annotation)
+        node = msgspec.inspect.type_info(annotation)
+        self.fingerprint = f"MessagePack {described(node)}"
+        self.is_loose = _holds(node, _is_any) is not None
 
     def encode(self, value: object) -> bytes:
         return self._encoder.encode(value)
@@ -74,18 +105,51 @@ class _MessagePack:
 
 
 class _Pydantic:
-    """JSON through the annotation's `pydantic.TypeAdapter`."""
+    """JSON through the annotation's `pydantic.TypeAdapter`, under the names of the fields.
+
+    Not under their aliases: those for validation and for serialization may differ. Pydantic before 2.11 cannot be told
+    to validate by name, so there the aliases have to do.
+    """
 
     def __init__(self, annotation: Any) -> None:
         from pydantic import TypeAdapter  # noqa: PLC0415  # only whoever returns its models has it
 
+        self._annotation = annotation
         self._adapter = TypeAdapter[Any](annotation)
+        self._by_alias = "by_name" not in inspect.signature(self._adapter.validate_json).parameters
+        self._names: dict[str, Any] = {} if self._by_alias else {"by_name": True, "by_alias": False}
 
     def encode(self, value: object) -> bytes:
-        return self._adapter.dump_json(value, warnings="error")
+        return self._adapter.dump_json(value, by_alias=self._by_alias, round_trip=True, warnings="error")
 
     def decode(self, payload: bytes) -> Any:
-        return self._adapter.validate_json(payload)
+        return self._adapter.validate_json(payload, **self._names)
+
+    @cached_property
+    def _schemas(self) -> list[Any]:
+        """JSON schemas of what is read and of what is written."""
+        from pydantic.json_schema import GenerateJsonSchema  # noqa: PLC0415  # as above
+
+        class Generate(GenerateJsonSchema):
+            ignored_warning_kinds = {"skipped-choice", "non-serializable-default"}  # noqa: RUF012  # as they have it
+
+            def handle_invalid_for_json_schema(self, schema: Any, error_info: str) -> Any:  # noqa: ARG002  # it holds modules
+                return {"invalid": schema["type"], "class": named(schema.get("cls"))}
+
+        modes: tuple[Literal["validation", "serialization"], ...] = ("validation", "serialization")
+        schema = self._adapter.json_schema
+        return [schema(mode=mode, by_alias=self._by_alias, schema_generator=Generate) for mode in modes]
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """What a fingerprint is made of."""
+        kind = "JSON by alias" if self._by_alias else "JSON by name"
+        return " ".join((kind, named(self._annotation), *map(canonical_schema, self._schemas)))
+
+    @cached_property
+    def is_loose(self) -> bool:
+        """Whether some part may be anything."""
+        return any(_is_open(schema) for schema in self._schemas)
 
 
 def codec_for(annotation: Any) -> Codec:
@@ -96,26 +160,59 @@ def codec_for(annotation: Any) -> Codec:
 
     Raises:
         ConfigurationError: the annotation does not say what to decode to.
+        NameError: a name in a type alias is not defined yet.
     """
-    if annotation is bytes:
+    written_out = _written_out(annotation)
+    if written_out is bytes:
         return _Bytes()
-    if annotation is str:
+    if written_out is str:
         return _Text()
-    if _mentions_pydantic(annotation):
+    if _mentions_pydantic(written_out):
         return _Pydantic(annotation)
     try:
-        described = msgspec.inspect.type_info(annotation)
-        codec = _MessagePack(annotation)
+        unclear = _holds(msgspec.inspect.type_info(written_out), _is_custom)
+        codec = _MessagePack(written_out)
     except TypeError as error:
-        message = f"{annotation!r} cannot be stored: {error}; annotate a supported type, or pass codec="
+        message = (
+            f"{annotation!r} cannot be stored: {error}; annotate a supported type, write out what an alias inside "
+            "a class stands for, or pass codec="
+        )
         raise ConfigurationError(message) from error
-    unclear = _unclear(described)
     if unclear is not None:
         message = (
-            f"{annotation!r} cannot be stored: {unclear} does not say what to decode to; name a type, or pass codec="
+            f"{annotation!r} cannot be stored: {unclear.cls.__qualname__} does not say what to decode to; "
+            "name a type, or pass codec="
         )
         raise ConfigurationError(message)
     return codec
+
+
+def _written_out(annotation: Any, inside: tuple[Any, ...] = ()) -> Any:
+    """Return *annotation* with what its type aliases stand for; one that stands for itself may be anything."""
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    alias = annotation if origin is None else origin
+    if type(alias).__name__ == "TypeAliasType":  # there are two, of `typing` and of `typing_extensions`
+        if alias in inside:
+            return Any
+        scope = vars(sys.modules[alias.__module__])  # in which it names itself, before Python 3.12 as a text
+        value = get_type_hints(SimpleNamespace(__annotations__={"value": alias.__value__}), scope, include_extras=True)
+        value = value["value"]
+        return _written_out(value[arguments] if arguments else value, (*inside, alias))
+    if origin is None or origin is Literal:
+        return annotation
+    parts = tuple([_written_out(each, inside) for each in arguments])
+    if parts == arguments:
+        return annotation
+    return _made_of(annotation, origin, parts)
+
+
+def _made_of(annotation: Any, origin: Any, parts: tuple[Any, ...]) -> Any:
+    """Return what *annotation* is, of other *parts*."""
+    if origin is UnionType:
+        return reduce(or_, parts)
+    if origin is Annotated:
+        return Annotated[(parts[0], *annotation.__metadata__)]
+    return annotation.copy_with(parts) if hasattr(annotation, "copy_with") else origin[parts]
 
 
 def _mentions_pydantic(annotation: Any) -> bool:
@@ -127,22 +224,39 @@ def _mentions_pydantic(annotation: Any) -> bool:
     return any(_mentions_pydantic(part) for part in get_args(annotation))
 
 
-def _unclear(node: Any, seen: frozenset[type] = frozenset()) -> str | None:
-    """Return what in a described type would come back as something else, or `None`."""
-    if isinstance(node, msgspec.inspect.AnyType):
-        return "Any"
-    if isinstance(node, msgspec.inspect.CustomType):
-        return node.cls.__qualname__
+def _holds(node: Any, is_it: Callable[[Any], bool], seen: frozenset[type] = frozenset()) -> Any:
+    """Return the part of a described type that *is_it*, or `None`."""
+    if is_it(node):
+        return node
     if isinstance(node, msgspec.inspect.Type | msgspec.inspect.Field):
         cls = getattr(node, "cls", None)
         if cls in seen:
             return None
         seen = seen | {cls} if cls is not None else seen
-        return _unclear([getattr(node, name) for name in node.__struct_fields__], seen)
+        return _holds([getattr(node, name) for name in node.__struct_fields__], is_it, seen)
     if isinstance(node, list | tuple):
         parts: list[Any] = [*node]
-        return next((found for part in parts if (found := _unclear(part, seen)) is not None), None)
+        return next((found for part in parts if (found := _holds(part, is_it, seen)) is not None), None)
     return None
+
+
+def _is_custom(node: Any) -> bool:
+    return isinstance(node, msgspec.inspect.CustomType)
+
+
+def _is_any(node: Any) -> bool:
+    return isinstance(node, msgspec.inspect.AnyType)
+
+
+def _is_open(schema: object, key: str = "") -> bool:
+    """Whether a part of a JSON schema says nothing."""
+    if isinstance(schema, list):
+        return any(map(_is_open, schema))
+    if not isinstance(schema, dict):
+        return key == "additionalProperties" and schema is True  # any key
+    if key not in {"properties", "$defs"} and not schema.keys() - {"title", "description", "default"}:
+        return True
+    return any(_is_open(part, name) for name, part in schema.items() if name != "default")
 
 
 def key_digest(key: str) -> bytes:
@@ -151,34 +265,110 @@ def key_digest(key: str) -> bytes:
 
 
 class Opened(NamedTuple):
-    """What an envelope held.
+    """A value in an envelope.
 
     Attributes:
         payload: The encoded value.
         marks: Marks that the op's tags had before it was loaded.
+        token: That of the flight that stored it.
+        lag: Seconds by which it ends before the envelope does.
     """
 
     payload: bytes
     marks: tuple[bytes, ...]
+    token: bytes
+    lag: float
 
 
-def seal(key: str, payload: bytes, fill: str, version: int | None = None, marks: Sequence[bytes] = ()) -> bytes:
+def seal(  # noqa: PLR0917  # what there is in one
+    key: str,
+    payload: bytes,
+    token: str,
+    version: int | None = None,
+    marks: Sequence[bytes] = (),
+    fingerprint: bytes = NO_FINGERPRINT,
+) -> bytes:
     """Return *payload* in an envelope that says whose it is, so that no other op can ever open it."""
-    header = _HEADER.pack(_MAGIC, fill.encode(), version or 0, key_digest(key), len(marks), len(payload))
-    return b"".join((header, *marks, payload))
+    head = _HEAD.pack(_MAGIC, key_digest(key), 1)
+    length = _MARK * len(marks) + len(payload)
+    entry = _ENTRY.pack(fingerprint, 0, token.encode(), version or 0, len(marks), length)
+    return b"".join((head, entry, *marks, payload))
 
 
-def unseal(key: str, envelope: bytes) -> Opened | None:
-    """Return what is inside, or `None` if this is not, whole, what was stored for *key*."""
-    if len(envelope) < _HEADER.size:
+def begins_alone(fingerprint: bytes) -> bytes:
+    """Return what an envelope has from its 21st byte on if it holds one value, with *fingerprint*."""
+    return b"\1" + fingerprint + bytes(8)
+
+
+def entry_of(envelope: bytes, fingerprint: bytes) -> int:
+    """Return where the entry with *fingerprint* begins; 0 if there is none, -1 if this is no envelope."""
+    if envelope[:4] != _MAGIC or len(envelope) < _HEAD.size + _ENTRY.size * envelope[ALONE_AT]:
+        return -1
+    for at in range(_HEAD.size, _HEAD.size + _ENTRY.size * envelope[ALONE_AT], _ENTRY.size):
+        if envelope.startswith(fingerprint, at):
+            return at
+    return 0
+
+
+def offers(envelope: bytes, life: int, fingerprint: bytes, unwanted: bytes) -> bool:
+    """Whether there may be a value that will do, as ACQUIRE sees it; what is no envelope is worth one look.
+
+    Args:
+        envelope: What is stored, or its beginning.
+        life: Milliseconds that it has left; below zero if it has no end.
+        fingerprint: Of the values that will do.
+        unwanted: Nothing, or `=` and the token of the one that will not.
+    """
+    at = entry_of(envelope, fingerprint)
+    if at <= 0:
+        return at < 0 and envelope != b"" and not unwanted
+    _, lag, token, *_ = _ENTRY.unpack_from(envelope, at)
+    is_alive: bool = life < 0 or lag < life
+    return is_alive and b"=" + token != unwanted
+
+
+def unseal(key: str, envelope: bytes, fingerprint: bytes = NO_FINGERPRINT) -> Opened | None:
+    """Return the value with *fingerprint*, or `None` if this is not, whole, what was stored for *key*."""
+    if len(envelope) < _FIRST.size:
         return None
-    magic, _, _, digest, marks, length = _HEADER.unpack_from(envelope)
-    start = _HEADER.size + marks * _MARK
-    if magic != _MAGIC or digest != key_digest(key) or length != len(envelope) - start:
+    magic, digest, values, first, *entry = _FIRST.unpack_from(envelope)
+    begins, end = _FIRST.size, _FIRST.size + entry[-1]
+    if values != 1 or first != fingerprint:
+        at = entry_of(envelope, fingerprint)
+        if at <= 0:
+            return None
+        _, *entry = _ENTRY.unpack_from(envelope, at)
+        begins, end = _bodies(envelope, at)
+    lag, token, _, marks, length = entry
+    start, ends = begins + marks * _MARK, begins + length
+    if magic != _MAGIC or digest != key_digest(key) or end != len(envelope) or start > ends:
         return None
-    return Opened(envelope[start:], tuple([envelope[at : at + _MARK] for at in range(_HEADER.size, start, _MARK)]))
+    return Opened(
+        envelope[start:ends],
+        tuple([envelope[mark : mark + _MARK] for mark in range(begins, start, _MARK)]),
+        token,
+        lag / 1000,
+    )
 
 
-def fill_of(envelope: bytes) -> bytes:
-    """Return the token in what may or may not be an envelope."""
-    return envelope[4:26]
+def _bodies(envelope: bytes, at: int) -> tuple[int, int]:
+    """Return where the body of the entry begins that stands *at*, and where the last one ends."""
+    begins = end = _HEAD.size + _ENTRY.size * envelope[ALONE_AT]
+    for other in range(_HEAD.size, begins, _ENTRY.size):
+        begins = end if other == at else begins
+        end += _ENTRY.unpack_from(envelope, other)[-1]
+    return begins, end
+
+
+def token_of(envelope: bytes, fingerprint: bytes) -> bytes:
+    """Return the token of the flight that stored the value with *fingerprint*; nothing if there is none."""
+    at = entry_of(envelope, fingerprint)
+    return envelope[at:][_TOKEN] if at > 0 else b""
+
+
+def tokens_of(header: bytes) -> tuple[bytes, ...]:
+    """Return the tokens of the flights whose values stand in an envelope with this *header*."""
+    if header[:4] != _MAGIC or len(header) < _HEAD.size:
+        return ()
+    entries = range(_HEAD.size, _HEAD.size + _ENTRY.size * header[ALONE_AT], _ENTRY.size)
+    return tuple([header[at:][_TOKEN] for at in entries])

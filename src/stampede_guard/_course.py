@@ -63,7 +63,7 @@ class Course:
         value = await self._run(flight, self._load)  # 5
         if policy.version is not None:
             operation.version_of(value)  # nothing is compared here, but what is no version is an error everywhere
-        kept = operation.isolate(operation.encode(value)) if policy.isolate else value
+        kept = operation.isolate_value(value, operation.encode(value)) if policy.isolate else value
         holds = self._still_holds(flight)
         if flight.is_refresh:
             self._replace(flight, holds=holds, is_told=self._site.backplane is None or operation.is_local)
@@ -247,7 +247,7 @@ class CourseByStore(Course):
         value = await self._run(flight, self._timed)  # 5
         payload = operation.encode(value)
         version = operation.version_of(value)
-        kept = operation.isolate(payload) if policy.isolate else value
+        kept = operation.isolate_value(value, payload) if policy.isolate else value
         life = _spread(cast("float", policy.l2_ttl), policy.jitter)
         is_latest = await lease.fill(payload, life, version, partial(self._still_holds, flight))  # 6
         may_be_stale = lease.is_blind and self._site.backplane is not None

@@ -323,7 +323,8 @@ class Guard:
         else:
             course = glance = CourseByStore(self._sites, site, operation, load, epoch, is_private)
             tier = cast("Tier", site.tier)  # no l2_ttl without a store
-            glance.lease = tier.lease(op, tags, operation.lease_length, operation.longest_life, operation.counters)
+            lives, fingerprint = (operation.lease_length, operation.longest_life), operation.fingerprint(tags)
+            glance.lease = tier.lease(op, tags, *lives, operation.counters, fingerprint)
         flight = site.board.launch(
             op,
             course.fly,

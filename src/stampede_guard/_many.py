@@ -15,6 +15,7 @@ from typing import Any, Generic, Optional, TypeVar, Unpack, cast, get_args, get_
 from ._coalesce import Coalesced, OneOfMany, check_receiver, checked, coalesce, parts_of, return_annotation
 from ._codec import Codec
 from ._entry import Entry
+from ._fingerprint import fingerprint_of_codec
 from ._gather import Gathering, Loader, Seat
 from ._guard import Guard
 from ._keys import name_of, receiver_of
@@ -182,6 +183,7 @@ class _OrNone:
 
     def __init__(self, codec: Codec) -> None:
         self._codec = codec
+        self.fingerprint = f"or none {fingerprint_of_codec(codec, lambda: None)}"
 
     def encode(self, value: Any) -> bytes:
         return b"" if value is None else b"=" + self._codec.encode(value)

@@ -1,11 +1,17 @@
 """One operation: a policy, a codec and counters under a name."""
 
+import copy
+import logging
 from collections.abc import Callable, Sequence
 from contextvars import Context, ContextVar, copy_context
 from typing import Any
 
+import msgspec
+
 from ._codec import Codec, codec_for
 from ._epochs import Lineage
+from ._fidelity import Comparison
+from ._fingerprint import fingerprint_of, fingerprint_of_codec, with_tags
 from ._policy import Policy, version_number
 from ._stats import Counters
 from .errors import CannotEncode, ConfigurationError
@@ -15,20 +21,26 @@ NO_ANNOTATION: Any = object()
 _LEASES = (2.0, 10.0)  # seconds, shortest and longest: whoever dies with one is waited for that long
 _LEASE_LOADS = 3.0  # in load times
 _SMOOTHING = 0.2
+_SAMPLED = 64  # one value in so many is compared with its decoded copy, once its type has proved faithful
+_KINDS = 64  # types that an operation remembers to have proved faithful, or not
+# Whose texts quote no values: types, and places.
+_SPEAKABLE = (msgspec.MsgspecError, TypeError, OverflowError, UnicodeError)
+
+logger = logging.getLogger("stampede_guard")
 
 
 class Isolated:
-    """An encoded value, with what decodes it: an op may be asked for by operations with different options."""
+    """A value of which every caller gets a copy, with what makes one: operations of one op may have other options."""
 
-    __slots__ = ("_codec", "_payload")
+    __slots__ = ("_kept", "_reproduce")
 
-    def __init__(self, payload: bytes, codec: Codec) -> None:
-        self._payload = payload
-        self._codec = codec
+    def __init__(self, kept: Any, reproduce: Callable[[Any], Any]) -> None:
+        self._kept = kept
+        self._reproduce = reproduce
 
     def copy(self) -> Any:
         """Return the value, as an object that nobody else has."""
-        return self._codec.decode(self._payload)
+        return self._reproduce(self._kept)
 
 
 def hand_out(kept: Any) -> Any:
@@ -59,8 +71,10 @@ class Operation:
         "__weakref__",
         "_annotation",
         "_codec",
+        "_encoded",
+        "_fingerprint",
+        "_is_faithful",
         "_load_time",
-        "_proven",
         "counters",
         "is_batched",
         "is_local",
@@ -97,7 +111,9 @@ class Operation:
         self.is_batched = False  # its flights load in batches, and those are what is counted and limited
         self._codec = codec
         self._annotation = annotation
-        self._proven: set[type] = set()
+        self._fingerprint = b""  # until it is asked for
+        self._is_faithful: dict[type, bool] = {}  # whether values of a type come back as what they were
+        self._encoded = 0
         self._load_time = 0.0
         self.lease_length = _LEASES[0]
         self.longest_life = (policy.l2_ttl or 0.0) * (1 + policy.jitter)
@@ -115,20 +131,22 @@ class Operation:
             ConfigurationError: there is no annotation, it is not defined, or not precise enough.
         """
         if self._codec is None:
-            try:
-                annotation = self._annotation()
-            except NameError as error:
-                message = f"{self.name}: its return annotation is not defined ({error}); or pass codec="
-                raise ConfigurationError(message) from error
-            if annotation is NO_ANNOTATION:
-                message = f"{self.name}: its values are stored as bytes; annotate the return type, or pass codec="
-                raise ConfigurationError(message)
-            try:
-                self._codec = codec_for(annotation)
-            except ConfigurationError as error:
-                message = f"{self.name}: its return annotation {error}"
-                raise ConfigurationError(message) from error.__cause__
+            self._codec = self._find_codec()
         return self._codec
+
+    def _find_codec(self) -> Codec:
+        try:
+            annotation = self._annotation()
+            if annotation is not NO_ANNOTATION:
+                return codec_for(annotation)
+        except NameError as error:
+            message = f"{self.name}: its return annotation is not defined ({error}); or pass codec="
+            raise ConfigurationError(message) from error
+        except ConfigurationError as error:
+            message = f"{self.name}: its return annotation {error}"
+            raise ConfigurationError(message) from error.__cause__
+        message = f"{self.name}: its values are stored as bytes; annotate the return type, or pass codec="
+        raise ConfigurationError(message)
 
     def check_codec(self, *, is_final: bool) -> None:
         """Find the codec now, so that a mistake shows before the first call.
@@ -144,23 +162,68 @@ class Operation:
             if is_final or not isinstance(error.__cause__, NameError):
                 raise
 
-    def encode(self, value: object) -> bytes:
-        """Return *value* as bytes; make sure that they can be read back, once for each type of values.
+    def fingerprint(self, tags: Sequence[str]) -> bytes:
+        """Return what tells an op's value from those of another release: of codec, schema and *tags*.
 
-        Raises:
-            CannotEncode: the codec cannot, or could not decode the result.
+        Of the tags, since a value carries a mark of each: a release that adds one cannot use what is stored without it.
         """
-        codec = self.codec
+        if not self._fingerprint:
+            self._fingerprint = fingerprint_of(fingerprint_of_codec(self.codec, self._annotation))
+        return with_tags(self._fingerprint, tags) if tags else self._fingerprint
+
+    def encode(self, value: object) -> bytes | None:
+        """Return *value* as bytes; `None` if there are none that it could be decoded from, as it is.
+
+        That is tried for each type of values, and then now and then; always if callers get the decoded copy, or the
+        annotation allows anything.
+        """
+        codec, kind = self.codec, type(value)
+        self._encoded += 1
         try:
             payload = codec.encode(value)
-            if self.policy.isolate or type(value) not in self._proven:  # isolated, its callers will get it decoded
-                codec.decode(payload)
-                self._proven.add(type(value))
-        except Exception as error:
-            kind = f"{type(value).__module__}.{type(value).__qualname__}"
-            message = f"{self.name}: the loader returned a {kind}, which its codec cannot store and read back: {error}"
-            raise CannotEncode(message) from error
-        return payload
+            why = self._changed(value, payload) if self._has_to_prove(kind) else None
+        except Exception as error:  # noqa: BLE001  # whatever a codec raises, the value is the loader's answer
+            what = f"{type(error).__name__}: {error}" if isinstance(error, _SPEAKABLE) else type(error).__name__
+            payload, why = b"", f"its codec cannot store it and read it back ({what})"
+        if why is None:
+            return payload
+        self._refuse(kind, why)
+        return None
+
+    def _has_to_prove(self, kind: type) -> bool:
+        if self.policy.isolate or getattr(self.codec, "is_loose", False):
+            return True
+        return not self._is_faithful.get(kind) or self._encoded % _SAMPLED == 0
+
+    def _changed(self, value: object, payload: bytes) -> str | None:
+        """Return in what the decoded copy of *value* differs."""
+        copied = self.codec.decode(payload)
+        comparison = Comparison(value, copied)
+        if comparison.difference is None and not comparison.is_certain and self.codec.encode(copied) != payload:
+            return "a copy of it is encoded as something else"
+        if comparison.difference is None:
+            self._note(type(value), self._is_faithful.get(type(value), True))
+        return comparison.difference
+
+    def _note(self, kind: type, is_faithful: bool) -> None:  # noqa: FBT001
+        if len(self._is_faithful) >= _KINDS:
+            self._is_faithful.clear()
+        self._is_faithful[kind] = is_faithful
+
+    def _refuse(self, kind: type, why: str) -> None:
+        """Count a value that is not stored, and log it once for each type."""
+        if self.policy.l2_ttl is not None:
+            self.counters.l2_unstorable += 1
+        if self._is_faithful.get(kind, True):
+            logger.warning(
+                "%s: the loader returned a %s.%s, which is not stored: %s; callers get it all the same. "
+                "Return what the annotation says, or pass codec=",
+                self.name,
+                kind.__module__,
+                kind.__qualname__,
+                why,
+            )
+        self._note(kind, is_faithful=False)
 
     def decode(self, payload: bytes) -> tuple[Any] | None:
         """Return the value in a tuple of one (any value is a value), or `None` if *payload* is not one."""
@@ -190,9 +253,28 @@ class Operation:
         shortest, longest = _LEASES
         self.lease_length = min(max(_LEASE_LOADS * self._load_time, shortest), longest)
 
-    def isolate(self, payload: bytes) -> "Isolated":
+    def isolate(self, payload: bytes) -> Isolated:
         """Return what is kept so that every caller gets a copy of their own."""
-        return Isolated(payload, self.codec)
+        return Isolated(payload, self.codec.decode)
+
+    def isolate_value(self, value: object, payload: bytes | None) -> Isolated:
+        """Do so for a loader's *value*; from *payload*, unless its copies would be something else.
+
+        Raises:
+            CannotEncode: there is no other way to copy it either.
+        """
+        if payload is not None:
+            return self.isolate(payload)
+        try:
+            return Isolated(copy.deepcopy(value), copy.deepcopy)
+        except Exception as error:
+            kind = f"{type(value).__module__}.{type(value).__qualname__}"
+            message = (
+                f"{self.name}: isolate=True promises every caller a copy, and the loader returned a {kind}, which "
+                f"neither its codec nor copy.deepcopy can copy ({type(error).__name__}); "
+                "leave isolate out, or pass codec="
+            )
+            raise CannotEncode(message) from error
 
     def hand_out(self, kept: Any) -> Any:
         """Return what a caller of this operation gets of what is *kept*, by this or by another operation of the op.
@@ -202,7 +284,7 @@ class Operation:
         """
         if kept.__class__ is Isolated or not self.policy.isolate:
             return hand_out(kept)
-        return self.isolate(self.encode(kept)).copy()
+        return self.isolate_value(kept, self.encode(kept)).copy()
 
     def context(self) -> Context:
         """Return the context for a load launched by the running code.

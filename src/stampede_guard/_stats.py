@@ -20,6 +20,7 @@ class Counters(Tally):
         "l2_misses",
         "l2_skips",
         "l2_undecodable",
+        "l2_unstorable",
         "l2_waits",
         "loads",
         "overtaken",
@@ -34,6 +35,7 @@ class Counters(Tally):
         self.l2_skips = 0
         self.l2_errors = 0
         self.l2_undecodable = 0
+        self.l2_unstorable = 0
         self.l2_waits = 0
         self.loads = 0
         self.failures = 0
@@ -59,6 +61,7 @@ class Stats:
         l2_skips: Store operations not tried, because the breaker was open or the op awaits its invalidation.
         l2_errors: Store operations that failed or ran out of time.
         l2_undecodable: Stored values that were not this op's, or could not be decoded; treated as misses.
+        l2_unstorable: Loads whose value cannot be stored, or would come back as something else.
         loads: Runs of the loader.
         failures: Runs of the loader that ended in an error, a timeout or a cancellation.
         abandoned: Flights that everybody who waited had left before they landed.
@@ -76,6 +79,7 @@ class Stats:
     l2_skips: int = 0
     l2_errors: int = 0
     l2_undecodable: int = 0
+    l2_unstorable: int = 0
     l2_waits: int = 0
     loads: int = 0
     failures: int = 0
@@ -105,7 +109,7 @@ class Stats:
             f"{self.calls:,} calls = {self.l1_hits:,} L1 hits + {self.joins:,} joins + "
             f"{self.executions:,} executions ({self.l2_hits:,} L2 hits, {self.loads:,} loads)"
         )
-        rest = ("failures", "abandoned", "overtaken", "l2_errors", "l2_undecodable", "l2_skips")
+        rest = ("failures", "abandoned", "overtaken", "l2_errors", "l2_undecodable", "l2_unstorable", "l2_skips")
         troubles = [f"{getattr(self, name):,} {name}" for name in rest if getattr(self, name)]
         return f"<Stats {', '.join([sentence, *troubles])}, {self.in_flight:,} in flight>"
 

@@ -72,8 +72,8 @@ class Tracking:
                 if held is None or held.op not in self._memory:
                     self._held.pop(key, None)
                     continue
-                token = await self._tier.stored_by(key, _UNCOUNTED)
-                if token != held.token and self._held.get(key) is held:
+                tokens = await self._tier.stored_by(key, _UNCOUNTED)
+                if held.token not in tokens and self._held.get(key) is held:
                     del self._held[key]
                     self._forget(held.op)
         finally:

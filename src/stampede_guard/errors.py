@@ -5,7 +5,7 @@ StampedeGuardError
 ├── ConfigurationError (also a ValueError)   an option is wrong; raised where it is given
 ├── NotCoalescable (also a TypeError)        the decorated thing is not an `async def`
 ├── InvalidKey (also a TypeError)            a key that is wrong, ambiguous or cannot be built
-├── CannotEncode (also a TypeError)          a value that its codec cannot turn into bytes
+├── CannotEncode (also a TypeError)          a value that is to be isolated, and cannot be copied
 ├── GuardClosed                              a guard with a store, used outside `async with`
 ├── WrongLoop                                something bound to one event loop, used from another
 ├── InvalidationPending                      the store has not confirmed an invalidation; it is repeated until it does
@@ -64,7 +64,7 @@ class InvalidKey(StampedeGuardError, TypeError):
 
 
 class CannotEncode(StampedeGuardError, TypeError):
-    """The codec of an operation cannot encode what its loader returned."""
+    """Callers are to get copies of what the loader returned, and there is no way to copy it."""
 
 
 class GuardClosed(StampedeGuardError):

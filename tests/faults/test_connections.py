@@ -11,7 +11,7 @@ import pytest
 import redis.exceptions
 from redis.asyncio import Redis
 from redis.asyncio.connection import ConnectionPool
-from stored import find, pool_of, put
+from stored import find, fingerprint_for, pool_of, put
 from wire import Wire, babbling, passes, runs
 
 from demo_api.servers import ValkeyServer
@@ -198,7 +198,7 @@ async def test_fill_whose_answer_was_lost_is_not_refused(wire: Wire, store: Redi
     sent = Sent(wire, FILL)
 
     assert await store.fill(
-        key_of(namespace, "menu-7"), token, b"SGv2" + token.encode() + bytes(8), 60, None, b"w", tell_all=False
+        key_of(namespace, "menu-7"), token, seal("menu-7", b"soup", token), 60, None, b"w", tell_all=False
     )
     assert 2 == sent.number
 
@@ -393,7 +393,7 @@ async def test_reply_injected_into_an_operation_answers_no_other_op(
     await ask(guard, "menu-B")
     mark = await admin.get(f"sg1:{{{namespace}:}}:t")
     assert mark is not None
-    of_a = bulk(seal(f"{namespace}:menu-A", b"salad", new_token(), None, [mark]))
+    of_a = bulk(seal(f"{namespace}:menu-A", b"salad", new_token(), None, [mark], fingerprint_for(str)))
     injected = injected.replace(b"%b", of_a).replace(b"%m", bulk(mark))
     wire.on_request = inject
     async with asyncio.timeout(20):

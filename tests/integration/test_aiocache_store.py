@@ -8,6 +8,7 @@ from aiocache import RedisCache, SimpleMemoryCache
 from aiocache.base import BaseCache
 from aiocache.serializers import JsonSerializer, NullSerializer, PickleSerializer, StringSerializer
 from redis.asyncio import Redis
+from stored import fingerprint_for
 
 from demo_api.servers import ValkeyServer, valkey_server
 from stampede_guard import ConfigurationError, Guard
@@ -166,7 +167,11 @@ async def test_what_others_keep_in_the_backend_is_a_miss(foreign: object, namesp
 
 async def test_i7_envelope_of_another_op_is_refused(cache: BaseCache, namespace: str) -> None:
     """A value that was stored for another op never answers."""
-    await cache.set(f"sg1:{{{namespace}:menu-8}}:v", seal(f"{namespace}:menu-7", b"soup", FLIGHT), ttl=60)
+    await cache.set(
+        f"sg1:{{{namespace}:menu-8}}:v",
+        seal(f"{namespace}:menu-7", b"soup", FLIGHT, fingerprint=fingerprint_for(str)),
+        ttl=60,
+    )
 
     async def load() -> str:
         return "salad"
@@ -181,7 +186,10 @@ async def test_i7_envelope_of_another_op_is_refused(cache: BaseCache, namespace:
 async def test_values_over_max_bytes_are_not_read(namespace: str) -> None:
     """The limit on what is read holds for every backend."""
     cache = SimpleMemoryCache(serializer=raw())
-    await cache.set(f"sg1:{{{namespace}:menu-7}}:v", seal(f"{namespace}:menu-7", b"x" * 1001, FLIGHT))
+    await cache.set(
+        f"sg1:{{{namespace}:menu-7}}:v",
+        seal(f"{namespace}:menu-7", b"x" * 1001, FLIGHT, fingerprint=fingerprint_for(bytes)),
+    )
 
     async def load() -> bytes:
         return b"soup"

@@ -11,6 +11,7 @@ from redis.asyncio import Redis
 from redis.asyncio.connection import Connection
 from stored import find, pool_of, put
 
+from stampede_guard._codec import seal
 from stampede_guard._messages import new_token
 from stampede_guard.stores import Refused, Verdict
 from stampede_guard.stores import redis as stores_redis
@@ -92,8 +93,8 @@ async def test_changes_of_one_iteration_are_one_request(
     tally.restart()
 
     outcomes = await together(
-        store.fill(keys[0], token, b"SGv2" + token.encode() + bytes(8), 60, None, b"w", tell_all=False),
-        store.fill(keys[1], new_token(), b"SGv2" + token.encode() + bytes(8), 60, None, b"w", tell_all=False),
+        store.fill(keys[0], token, seal("menu-7", b"soup", token), 60, None, b"w", tell_all=False),
+        store.fill(keys[1], new_token(), seal("menu-7", b"soup", token), 60, None, b"w", tell_all=False),
         store.renew([(keys[1], token, 60)]),
         store.renew([(keys[1], new_token(), 60)]),
         store.release([(keys[2], token, b"w")]),
@@ -125,7 +126,8 @@ async def test_values_that_are_expected_are_read_without_scripts(
 async def test_unwanted_value_is_not_read_again(store: RedisStore, tally: Tally, keys: list[str]) -> None:
     """A plain read does not pass off as a hit what the flight has seen and cannot use, nor a value to be replaced."""
     token = new_token()
-    await put(store, keys[0], b"SGv2" + token.encode() + bytes(8))
+    await put(store, keys[0], seal("menu-7", b"soup", token))
+    await put(store, keys[2], seal("menu-7", b"salad", new_token()))
     await expect_hits(store, tally, keys[0])
 
     seen, replaced, other = await together(

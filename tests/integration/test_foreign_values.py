@@ -2,6 +2,7 @@ from collections.abc import Callable
 
 import pytest
 from redis.asyncio import Redis
+from stored import fingerprint_for
 
 from stampede_guard import Guard
 from stampede_guard._codec import seal, unseal
@@ -17,12 +18,13 @@ async def load() -> dict[str, int]:
 FLIGHT = "the-flight-that-stored"  # a token
 MARK = b"mark-of-all"
 SOUP = b"\x81\xa4soup\x01"
-HEADER = 55  # bytes in front of the marks
+MENU = fingerprint_for(dict[str, int])
+HEADER = 72  # bytes in front of the marks
 
 
 def sealed(namespace: str, payload: bytes, op: str = "menu-7") -> bytes:
     """Return an envelope as the guard makes them."""
-    return seal(f"{namespace}:{op}", payload, FLIGHT, None, [MARK])
+    return seal(f"{namespace}:{op}", payload, FLIGHT, None, [MARK], MENU)
 
 
 FOREIGN: dict[str, Callable[[str], bytes]] = {
@@ -33,13 +35,15 @@ FOREIGN: dict[str, Callable[[str], bytes]] = {
     "a part of a header": lambda namespace: sealed(namespace, SOUP)[: HEADER - 1],
     "truncated": lambda namespace: sealed(namespace, SOUP)[:-1],
     "lengthened": lambda namespace: sealed(namespace, SOUP) + b"\x00",
-    "another magic": lambda namespace: b"SGv1" + sealed(namespace, SOUP)[4:],
+    "another magic": lambda namespace: b"SGv2" + sealed(namespace, SOUP)[4:],
     "another op's": lambda namespace: sealed(namespace, SOUP, "menu-8"),
     "another namespace's": lambda _: sealed("other", SOUP),
     "no MessagePack": lambda namespace: sealed(namespace, b"\xc1"),
     "another type": lambda namespace: sealed(namespace, b"\x93\x01\x02\x03"),
     "wrong length": lambda namespace: sealed(namespace, b"")[: HEADER - 4] + b"\xff\xff\xff\xff" + MARK + SOUP,
-    "more marks than it has": lambda namespace: sealed(namespace, SOUP).replace(b"\x01\x00", b"\xff\x00", 1),
+    "more marks than it has": lambda namespace: (
+        sealed(namespace, SOUP)[: HEADER - 5] + b"\xff" + sealed(namespace, SOUP)[HEADER - 4 :]
+    ),
 }
 
 
@@ -66,11 +70,11 @@ async def test_what_is_not_the_ops_value_is_a_miss(
 
     async with make_guard() as guard:
         answer = await guard.fetch("menu-7", load, l2_ttl=60, returns=dict[str, int])
-    opened = unseal(f"{namespace}:menu-7", await admin.get(key))
+    opened = unseal(f"{namespace}:menu-7", await admin.get(key), MENU)
 
     assert answer == {"soup": 450}
     assert (1, 0, 0) == (guard.stats().l2_undecodable, guard.stats().l2_hits, guard.stats().l2_errors)
-    assert (b"\x81\xa4soup\xcd\x01\xc2", (MARK,)) == opened
+    assert (b"\x81\xa4soup\xcd\x01\xc2", (MARK,)) == (opened and opened[:2])
 
 
 async def test_value_of_before_its_mark_changed_is_a_miss(make_guard: MakeGuard, namespace: str, admin: Redis) -> None:
@@ -137,6 +141,8 @@ async def test_codec_that_raises_on_stored_bytes_is_a_miss(make_guard: MakeGuard
     """A codec of one's own may raise what it likes on bytes that it does not know."""
 
     class Shouting:
+        fingerprint = "text"  # or so it says
+
         def encode(self, value: str) -> bytes:
             return value.upper().encode()
 

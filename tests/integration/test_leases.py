@@ -5,11 +5,11 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, suppress
 from itertools import pairwise
 from typing import Any
-from uuid import uuid4
 
 import pytest
 from onlooker import backplane_of, instance_of, is_expecting, is_up, leases_of, tier_of, until, until_gone, until_there
 from redis.asyncio import Redis
+from stored import fingerprint_for
 
 from demo_api.servers import ValkeyServer, valkey_server
 from stampede_guard import (
@@ -22,6 +22,8 @@ from stampede_guard import (
     _operation,
     coalesce,
 )
+from stampede_guard._codec import seal
+from stampede_guard._messages import new_token
 from stampede_guard.testing import Gate, ManualClock
 
 MakeGuard = Callable[..., Guard]
@@ -574,7 +576,9 @@ async def test_garbage_that_is_replaced_by_garbage_is_given_up(
         acquire = store.acquire
 
         async def restless(*args: Any) -> Any:
-            await admin.set(f"{key}:v", uuid4().hex)
+            mark = await admin.get(f"sg1:{{{guard.namespace}:}}:t") or b"x" * 11
+            worthless = seal(f"{guard.namespace}:{OP}", b"\xff", new_token(), None, [mark], fingerprint_for(str))
+            await admin.set(f"{key}:v", worthless)
             return await acquire(*args)
 
         monkeypatch.setattr(store, "acquire", restless)
@@ -582,7 +586,7 @@ async def test_garbage_that_is_replaced_by_garbage_is_given_up(
 
         assert await ask(guard, Kitchen()) == "soup 1"
         assert not await admin.exists(f"{key}:l")
-        assert len(await admin.get(f"{key}:v") or b"") == 32
+        assert (await admin.get(f"{key}:v") or b"").endswith(b"\xff")
         clock.advance(1)
         assert guard.peek(OP) is None
 

@@ -265,7 +265,7 @@ async def test_value_that_was_found_is_let_go(guard: Guard) -> None:
 def begin(store: RedisStore, key: str, *tags: str) -> tuple[Begun | None, asyncio.Event]:
     """Begin to acquire; return what was begun, and what is set once it is answered."""
     answered = asyncio.Event()
-    return store.begin(key, tags, 60, 60, answered.set), answered
+    return store.begin(key, tags, 60, 60, bytes(8), answered.set), answered
 
 
 async def test_token_is_drawn_when_a_right_is_asked_for(store: RedisStore, key: str, admin: Redis) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 from redis.asyncio import Redis
+from stored import fingerprint_for
 
 from stampede_guard import Guard, coalesce
 from stampede_guard._codec import key_digest
@@ -161,12 +162,14 @@ async def test_envelope_names_its_op(make_guard: MakeGuard, namespace: str, admi
         await guard.fetch("menu-7", load, l2_ttl=60, returns=bytes, version=lambda _: 258)
     stored = await admin.get(f"sg1:{{{namespace}:menu-7}}:v")
     mark = await admin.get(f"sg1:{{{namespace}:}}:t")
-    token = stored[4:26]
+    token = stored[37:59]
 
     assert re.fullmatch(rb"[\w-]{22}", token)
     assert re.fullmatch(rb"[\w-]{11}", mark)
-    version, lengths = b"\x00\x00\x00\x00\x00\x00\x01\x02", b"\x01\x00\x00\x00\x04"
-    assert b"SGv2" + token + version + key_digest(f"{namespace}:menu-7") + lengths + mark + b"soup" == stored
+    version, lengths = b"\x00\x00\x00\x00\x00\x00\x01\x02", b"\x01\x00\x00\x00\x0f"
+    head = b"SGv3" + key_digest(f"{namespace}:menu-7") + b"\x01"
+    entry = fingerprint_for(bytes) + bytes(8) + token + version + lengths
+    assert head + entry + mark + b"soup" == stored
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,8 @@ from onlooker import Onlooker
 from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
-from stampede_guard._codec import seal
+from stampede_guard._codec import seal, token_of, unseal
+from stampede_guard._fingerprint import NO_FINGERPRINT
 from stampede_guard.stores import _scripts
 from stampede_guard.stores._scripts import Script
 
@@ -41,8 +42,16 @@ def run(admin: Redis) -> Run:
 def acquire(run: Run, key: str) -> Run:
     """Return what runs ACQUIRE for a token."""
 
-    async def acquire(token: str, lease: int = 60_000, unwanted: str = "", last: int = LAST, former: str = "") -> Any:
-        return await run(_scripts.ACQUIRE, [f"{key}:v", f"{key}:l"], token, lease, last, unwanted, former)
+    async def acquire(  # noqa: PLR0917  # as the script has it
+        token: str,
+        lease: int = 60_000,
+        unwanted: str = "",
+        last: int = LAST,
+        former: str = "",
+        fingerprint: bytes = NO_FINGERPRINT,
+    ) -> Any:
+        keys = [f"{key}:v", f"{key}:l"]
+        return await run(_scripts.ACQUIRE, keys, token, lease, last, unwanted, former, fingerprint)
 
     return acquire
 
@@ -51,11 +60,21 @@ def acquire(run: Run, key: str) -> Run:
 def fill(run: Run, key: str, namespace: str) -> Run:
     """Return what runs FILL for a token."""
 
-    async def fill(token: str, version: int | None = None, *, life: int = 60_000, tell_all: int = 0) -> Any:
+    async def fill(  # what there is to vary
+        token: str,
+        version: int | None = None,
+        *,
+        life: int = 60_000,
+        tell_all: int = 0,
+        payload: bytes = b"soup",
+        fingerprint: bytes = NO_FINGERPRINT,
+        longest: int = LAST,
+    ) -> Any:
         keys = [f"{key}:v", f"{key}:l", f"{key}:g"]
         written = "" if version is None else version
-        envelope = envelope_of(token, version)
-        return await run(_scripts.FILL, keys, token, envelope, life, written, 60_000, namespace, "filled", tell_all)
+        envelope = seal("menus:menu-7", payload, token, version, (), fingerprint)
+        args = token, envelope, life, written, 60_000, namespace, "filled", tell_all, longest
+        return await run(_scripts.FILL, keys, *args)
 
     return fill
 
@@ -207,7 +226,7 @@ async def test_acquire_cuts_what_is_too_long(acquire: Run, admin: Redis, key: st
 async def test_acquire_passes_over_what_has_been_seen(value: bytes, acquire: Run, admin: Redis, key: str) -> None:
     """What its token says is unwanted, garbage without one included, counts as nothing; another value does not."""
     await admin.set(f"{key}:v", value)
-    unwanted = "=" + value[4:26].decode()
+    unwanted = "=" + token_of(value, NO_FINGERPRINT).decode()
 
     assert (await acquire(MINE))[0] == b"HIT"
     assert [b"OWN", 0] == await acquire(MINE, unwanted=unwanted)
@@ -456,9 +475,9 @@ async def test_fill_with_an_old_version_twice(acquire: Run, fill: Run, invalidat
     "found",
     [
         b"x",
-        b"SGv2",
-        envelope_of(THEIRS)[:33],
-        b"SGv1" + envelope_of(THEIRS, LATEST)[4:],
+        b"SGv3",
+        envelope_of(THEIRS)[:71],
+        b"SGv2" + envelope_of(THEIRS, LATEST)[4:],
         struct.pack(">40s", b"\xff" * 40),
     ],
 )
@@ -469,6 +488,140 @@ async def test_fill_replaces_what_has_no_version(found: bytes, acquire: Run, fil
 
     assert await fill(MINE, 0) == b"OK"
     assert envelope_of(MINE, 0) == await admin.get(f"{key}:v")
+
+
+# ── Several releases ─────────────────────────────────────────────────────────────────────────────
+
+
+RELEASES = [bytes([number]) * 8 for number in range(1, 7)]
+
+
+async def stored(admin: Redis, key: str) -> list[bytes | None]:
+    """Return what each release finds."""
+    envelope = await admin.get(f"{key}:v") or b""
+    opened = [unseal("menus:menu-7", envelope, release) for release in RELEASES]
+    return [value and value.payload for value in opened]
+
+
+async def test_values_of_several_releases_stand_side_by_side(acquire: Run, fill: Run, admin: Redis, key: str) -> None:
+    """A release finds its own value, whoever stored last; what it has not stored is not there for it."""
+    for release, payload in zip(RELEASES[:3], (b"soup", b"", b"salad"), strict=True):
+        assert [b"OWN", 0] == await acquire(MINE, fingerprint=release)
+        assert await fill(MINE, payload=payload, fingerprint=release) == b"OK"
+        assert (await acquire(MINE, fingerprint=release))[0] == b"HIT"
+
+    assert [b"soup", b"", b"salad", None, None, None] == await stored(admin, key)
+    assert [b"OWN", 0] == await acquire(MINE, fingerprint=RELEASES[3])
+
+
+async def test_value_of_a_release_replaces_its_last(acquire: Run, fill: Run, admin: Redis, key: str) -> None:
+    """A release has one value of an op at a time."""
+    for payload in (b"soup", b"salad"):
+        for release in RELEASES[:2]:
+            await acquire(MINE, fingerprint=release, unwanted="*")
+            await fill(MINE, payload=payload, fingerprint=release)
+
+    assert [b"salad"] * 2 + [None] * 4 == await stored(admin, key)
+    assert 2 == (await admin.get(f"{key}:v") or b"")[20]
+
+
+async def test_releases_are_bounded(acquire: Run, fill: Run, admin: Redis, key: str) -> None:
+    """Of five releases, the one that stored longest ago has to go."""
+    for release in RELEASES[:5]:
+        await acquire(MINE, fingerprint=release)
+        await fill(MINE, fingerprint=release)
+
+    assert [None] + [b"soup"] * 4 + [None] == await stored(admin, key)
+
+
+async def test_bytes_of_releases_are_bounded(acquire: Run, fill: Run, admin: Redis, key: str) -> None:
+    """What would not be read at once with the new value is dropped."""
+    for release, payload in zip(RELEASES[:3], (bytes(100), bytes(300), bytes(100)), strict=True):
+        await acquire(MINE, fingerprint=release)
+        await fill(MINE, payload=payload, fingerprint=release, longest=560)
+
+    assert [None, bytes(300), bytes(100)] == (await stored(admin, key))[:3]
+    assert len(await admin.get(f"{key}:v") or b"") <= 560
+
+
+async def test_each_release_s_value_has_its_life(acquire: Run, fill: Run, admin: Redis, key: str) -> None:
+    """The envelope lives as long as its longest value; a value that is over before is not found, nor kept."""
+    for release, life in zip(RELEASES[:3], (60_000, 400, 30_000), strict=True):
+        await acquire(MINE, fingerprint=release)
+        await fill(MINE, life=life, fingerprint=release)
+    opened = [unseal("menus:menu-7", await admin.get(f"{key}:v") or b"", release) for release in RELEASES[:3]]
+    left = [(await admin.pttl(f"{key}:v")) / 1000 - value.lag for value in opened if value]
+
+    assert pytest.approx([60, 0.4, 30], abs=0.39) == left
+    while (await acquire(MINE, fingerprint=RELEASES[1]))[0] == b"HIT":
+        pass
+    assert (await acquire(MINE, fingerprint=RELEASES[2]))[0] == b"HIT"
+    await fill(MINE, fingerprint=RELEASES[3])
+    assert [b"soup", None, b"soup", b"soup"] == (await stored(admin, key))[:4]
+
+
+async def test_refresh_drops_what_other_releases_have(acquire: Run, fill: Run, admin: Redis, key: str) -> None:
+    """What is loaded because the answer has changed stands alone: the others' values are older."""
+    for release in RELEASES[:2]:
+        await acquire(MINE, fingerprint=release)
+        await fill(MINE, fingerprint=release)
+
+    await acquire(MINE, fingerprint=RELEASES[0], unwanted="*")
+    await fill(MINE, fingerprint=RELEASES[0], tell_all=1)
+
+    assert [b"soup", None] == (await stored(admin, key))[:2]
+
+
+async def test_invalidation_is_one_for_all_releases(
+    acquire: Run, fill: Run, invalidate: Run, admin: Redis, key: str
+) -> None:
+    """It drops all values and the lease, whichever release has it."""
+    for release in RELEASES[:2]:
+        await acquire(MINE, fingerprint=release)
+        await fill(MINE, fingerprint=release)
+    await acquire(MINE, fingerprint=RELEASES[2])
+    await invalidate()
+
+    assert await fill(MINE, fingerprint=RELEASES[2]) == b"REJ"
+    assert not await admin.exists(f"{key}:v", f"{key}:l")
+
+
+async def test_fill_of_one_release_is_known_again(acquire: Run, fill: Run) -> None:
+    """A fill that is repeated was accepted, also when another release has stored since."""
+    for token, release in ((MINE, RELEASES[0]), (THEIRS, RELEASES[1])):
+        await acquire(token, fingerprint=release)
+        await fill(token, fingerprint=release)
+
+    assert await fill(MINE, fingerprint=RELEASES[0]) == b"DUP"
+    assert await fill(MINE, fingerprint=RELEASES[1]) == b"REJ"
+
+
+async def test_versions_are_those_of_a_release(acquire: Run, fill: Run, admin: Redis, key: str) -> None:
+    """A stored version is the lowest for its own release; what it means to another is unknown."""
+    await acquire(MINE, fingerprint=RELEASES[0])
+    await fill(MINE, 1_700_000_000, fingerprint=RELEASES[0])
+    for version, reply in ((7, b"OK"), (6, b"OLD")):
+        await acquire(MINE, fingerprint=RELEASES[1], unwanted="*")
+        assert reply == await fill(MINE, version, fingerprint=RELEASES[1])
+
+    assert [b"soup", b"soup"] == (await stored(admin, key))[:2]
+
+
+@pytest.mark.parametrize("change", ["cut", "too many", "of another op"])
+async def test_envelope_that_is_not_whole_is_replaced(
+    change: str, acquire: Run, fill: Run, admin: Redis, key: str
+) -> None:
+    """Nothing is kept of an envelope that somebody has changed."""
+    foreign = {
+        "cut": seal("menus:menu-7", b"soup", THEIRS, fingerprint=RELEASES[0])[:-1],
+        "too many": seal("menus:menu-7", b"soup", THEIRS, fingerprint=RELEASES[0]).replace(b"\x01", b"\x05", 1) * 9,
+        "of another op": seal("menus:menu-8", b"soup", THEIRS, fingerprint=RELEASES[0]),
+    }
+    await acquire(MINE, fingerprint=RELEASES[1])
+    await admin.set(f"{key}:v", foreign[change], ex=60)
+
+    assert await fill(MINE, fingerprint=RELEASES[1]) == b"OK"
+    assert seal("menus:menu-7", b"soup", MINE, fingerprint=RELEASES[1]) == await admin.get(f"{key}:v")
 
 
 async def test_renew_prolongs_one_s_own(acquire: Run, renew: Run, admin: Redis, key: str) -> None:

@@ -116,4 +116,4 @@ async def test_changed_annotation_is_a_miss(make_guard: MakeGuard) -> None:
         answer = await new.fetch("menu-7", load_new, l2_ttl=60, returns=Dish)
 
     assert answer == DISH
-    assert (1, 0) == (new.stats().l2_undecodable, new.stats().l2_hits)
+    assert (0, 0, 1) == (new.stats().l2_undecodable, new.stats().l2_hits, new.stats().l2_misses)

@@ -24,7 +24,8 @@ from stampede_guard._policy import Policy
 from stampede_guard._stats import Counters
 from stampede_guard._template import _SEPARATORS, may_meet
 
-HEADER = range(4), range(34, 55)  # the magic; digest, number of marks and length. The store's own is between them
+# Magic, digest, number of values, fingerprint; number of marks and length. The store's own is between them.
+HEADER = range(29), range(67, 72)
 FILL = "f" * 22
 marks = st.binary(min_size=11, max_size=11)
 tenant: ContextVar[str] = ContextVar("tenant")
@@ -285,7 +286,9 @@ def test_shapes_that_meet_have_a_text_in_common(mine: list[str | None], theirs: 
 @given(strings, st.binary(max_size=64), st.none() | st.integers(0, 2**53 - 1), st.lists(marks, max_size=17))
 def test_envelope_round_trip(key: str, payload: bytes, version: int | None, marks: list[bytes]) -> None:
     """What was sealed for a key comes back for it, with the marks of its tags."""
-    assert (payload, tuple(marks)) == unseal(key, seal(key, payload, FILL, version, marks))
+    opened = unseal(key, seal(key, payload, FILL, version, marks))
+
+    assert (payload, tuple(marks), FILL.encode(), 0) == opened
 
 
 @given(strings, strings, st.binary(max_size=64))

@@ -19,7 +19,6 @@ from fastapi import Depends, FastAPI
 from pydantic import BaseModel, ConfigDict, PydanticUserError
 
 from stampede_guard import (
-    CannotEncode,
     Coalesced,
     CoalescedManyMethod,
     ConfigurationError,
@@ -828,10 +827,10 @@ def test_store_needs_an_annotation() -> None:
 
 def test_unclear_annotation(guard: Guard) -> None:
     """An annotation that does not say what to decode to is refused at decoration."""
-    with pytest.raises(ConfigurationError, match=r"load: its return annotation .*Any.* cannot be stored"):
+    with pytest.raises(ConfigurationError, match=r"load: its return annotation .*object.* cannot be stored"):
 
         @coalesce(guard=guard, isolate=True)
-        async def load() -> Any: ...
+        async def load() -> object: ...
 
 
 async def test_annotation_defined_later(guard: Guard) -> None:
@@ -1177,7 +1176,7 @@ async def test_isolate_without_memory(guard: Guard) -> None:
 
 
 async def test_isolated_answer_of_a_wrong_type(guard: Guard) -> None:
-    """A later answer that its annotation does not describe is an error that names the operation, for every caller."""
+    """A later answer that its annotation does not describe is handed out as it is, in copies."""
     answers: list[Any] = [[7], ["seven"]]
 
     @coalesce("isolated", guard=guard, isolate=True)
@@ -1186,8 +1185,7 @@ async def test_isolated_answer_of_a_wrong_type(guard: Guard) -> None:
 
     await load()
 
-    with pytest.raises(CannotEncode, match=r"^isolated: the loader returned a builtins\.list"):
-        await load()
+    assert ["seven"] == await load()  # type: ignore[comparison-overlap]
 
 
 async def test_vary(guard: Guard, source: Source) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 from leasing import LeasingDouble, Server, eventually
+from stored import fingerprint_for
 
 from stampede_guard import (
     Guard,
@@ -96,11 +97,18 @@ class Process:
             await self.gate.passage()
         return "loaded"
 
-    def put(self, payload: bytes = b"stored", op: str = OP, *, marks: tuple[bytes, ...] = (b"mark-000000",)) -> None:
+    def put(
+        self,
+        payload: bytes = b"stored",
+        op: str = OP,
+        *,
+        marks: tuple[bytes, ...] = (b"mark-000000",),
+        returns: Any = str,
+    ) -> None:
         """Store a value of *op* as another process would have, before anybody's mark was changed."""
         everybody = "sg1:{default:}:t"
         self.server.marks.setdefault(everybody, b"mark-000000")
-        envelope = seal(f"default:{op}", payload, THERE, marks=marks)
+        envelope = seal(f"default:{op}", payload, THERE, None, marks, fingerprint_for(returns))
         self.server.values[f"sg1:{{default:{op}}}"] = envelope, self.clock() + 60
 
     def ask(self, op: str = OP, **options: Any) -> asyncio.Task[Any]:
@@ -234,6 +242,8 @@ async def test_everybody_who_joins_a_look_is_answered(process: Process) -> None:
 class Recording:
     """A codec of text that tells whose context it runs in."""
 
+    fingerprint = "text"
+
     def __init__(self) -> None:
         self.tenants: list[str] = []
 
@@ -271,7 +281,7 @@ async def test_contexts(option: str, is_there: bool, process: Process) -> None: 
 
 async def test_isolated_values(process: Process) -> None:
     """With `isolate=True` everybody gets a value of their own, by a look too."""
-    process.put(msgspec.msgpack.encode(["stored"]))
+    process.put(msgspec.msgpack.encode(["stored"]), returns=list[str])
 
     first, second = await asyncio.gather(*(process.ask(returns=list[str], isolate=True) for _ in range(2)))
     third = await process.ask(returns=list[str], isolate=True)
@@ -283,7 +293,7 @@ async def test_isolated_values(process: Process) -> None:
 
 async def test_versioned_values(process: Process) -> None:
     """A value with a version is answered with, whatever its version: what is stored has been compared."""
-    process.put(msgspec.msgpack.encode(7))
+    process.put(msgspec.msgpack.encode(7), returns=int)
 
     assert 7 == await process.ask(returns=int, version=int)
     assert (1, 0) == (process.store.looks, process.loads)

@@ -8,7 +8,7 @@ import pytest
 from leasing import LeasingDouble, Server
 
 from stampede_guard._breaker import Breaker
-from stampede_guard._codec import fill_of, seal
+from stampede_guard._codec import seal, tokens_of
 from stampede_guard._stats import Counters
 from stampede_guard.stores import LOST_TOGETHER, Refused, Stored
 from stampede_guard.stores import _asking as asking_module
@@ -109,7 +109,7 @@ async def test_what_was_filled_says_by_whom(rig: Rig) -> None:
     for _ in range(2):
         await rig.fill()
         ((envelope, _),) = rig.store.contents.values()
-        tokens.append(fill_of(envelope).strip(b"\0"))
+        tokens += [token.strip(b"\0") for token in tokens_of(envelope)]
 
     assert ([22, 22], 2) == ([*map(len, tokens)], len({*tokens}))
 
@@ -760,8 +760,8 @@ async def test_who_stored_it(fleet: Fleet) -> None:
     found = await fleet.tier.stored_by(key, fleet.counters), await fleet.tier.stored_by("nothing", fleet.counters)
     fleet.store.error = OSError("down")
 
-    assert (lease.stored_by, b"") == found
-    assert await fleet.tier.stored_by(key, fleet.counters) is None
+    assert ((lease.stored_by,), ()) == found
+    assert await fleet.tier.stored_by(key, fleet.counters) == ()
 
 
 async def test_each_node_has_a_breaker(fleet: Fleet) -> None:

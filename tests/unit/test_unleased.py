@@ -89,6 +89,6 @@ async def test_opening_and_closing(store: Unleased, plain: FaultStore) -> None:
 
 async def test_nothing_is_begun(store: Unleased) -> None:
     """A plain store is asked in a flight's task; there is nothing to conclude."""
-    assert store.begin(KEY, (), 2, 60, list) is None  # type: ignore[func-returns-value]
+    assert store.begin(KEY, (), 2, 60, bytes(8), list) is None  # type: ignore[func-returns-value]
     with pytest.raises(Refused, match="begins nothing"):
         await store.conclude(None, "t" * 22)  # type: ignore[arg-type]

@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Literal, NamedTuple, Protocol
 
+from .._fingerprint import NO_FINGERPRINT
+
 __all__ = (
     "Begun",
     "Crowded",
@@ -171,8 +173,8 @@ class LeasingStore(Protocol):
     async def open(self) -> None:
         """Get ready; raises if the node does not answer, which is no reason not to start."""
 
-    async def glance(self, key: str, tags: Sequence[str]) -> Verdict | None:
-        """Return what a good replica has; `None` if there is no value, or no good replica."""
+    async def glance(self, key: str, tags: Sequence[str], fingerprint: bytes = NO_FINGERPRINT) -> Verdict | None:
+        """Return what a good replica has; `None` if there is no value with *fingerprint*, or no good replica."""
         ...
 
     async def acquire(  # noqa: PLR0917  # one round trip for all of it
@@ -184,6 +186,7 @@ class LeasingStore(Protocol):
         unwanted: bytes,
         marks_life: float,
         former: str = "",
+        fingerprint: bytes = NO_FINGERPRINT,
     ) -> Verdict:
         """Return the value, or give or deny the holder of *token* the right to load, in one round trip.
 
@@ -196,11 +199,18 @@ class LeasingStore(Protocol):
                 is there is not wanted, and whoever else is loading loses the right to.
             marks_life: Seconds that the tags' marks have to last.
             former: An earlier token of the same flight's, whose request went unanswered; what it got passes over.
+            fingerprint: Of the values that will do. The right to load is one for all fingerprints.
         """
         ...
 
-    def begin(
-        self, key: str, tags: Sequence[str], lease: float, marks_life: float, on_answer: Callable[[], None]
+    def begin(  # noqa: PLR0917  # as `acquire`
+        self,
+        key: str,
+        tags: Sequence[str],
+        lease: float,
+        marks_life: float,
+        fingerprint: bytes,
+        on_answer: Callable[[], None],
     ) -> Begun | None:
         """Begin to `acquire` under a token of the store's choice; `None` if that would take waiting.
 
@@ -226,6 +236,7 @@ class LeasingStore(Protocol):
     ) -> bool:
         """Store *envelope* for *life* seconds and give the right back; return whether *token* still had it.
 
+        Values with other fingerprints than the one in *envelope* may stay beside it, but not if *tell_all*.
         *message* is published if somebody waits, or if *tell_all*. A refusal then drops the value, too: it may be
         older. A version that was too low with it is the lowest that is acceptable from then on.
         """
@@ -259,8 +270,8 @@ class LeasingStore(Protocol):
     async def echo(self, word: bytes) -> None:
         """Let this store's own subscription, and no other, hear *word*, behind all that was published before."""
 
-    async def stored_by(self, key: str) -> bytes:
-        """Return the token of the flight that stored what stands under *key*, a whole one; nothing if there is none."""
+    async def stored_by(self, key: str) -> tuple[bytes, ...]:
+        """Return the tokens of the flights that stored the values under *key*, a whole one."""
         ...
 
     def listen(self) -> AbstractAsyncContextManager[Subscription]:

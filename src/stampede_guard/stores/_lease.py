@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from .._breaker import Breaker
-from .._codec import fill_of, seal, unseal
+from .._codec import entry_of, seal, token_of, unseal
 from .._messages import new_token, woken
 from .._stats import Counters
 from ..errors import LoadCancelled
@@ -62,6 +62,7 @@ class Lease:
         "_begun",
         "_breaker",
         "_counters",
+        "_fingerprint",
         "_generation",
         "_is_lost",
         "_key",
@@ -93,7 +94,9 @@ class Lease:
         length: float,
         longest_life: float,
         counters: Counters,
+        fingerprint: bytes,
     ) -> None:
+        self._fingerprint = fingerprint
         self._tier = tier
         self._op = op
         self._key = key
@@ -133,7 +136,8 @@ class Lease:
             self._breaker = tier.asking.begin(store.node_of(self._key))
             if self._breaker is not None:
                 self._asked_at = tier.clock()
-                self._begun = store.begin(self._key, self._tags, self._length, self._marks_life, on_answer)
+                question = self._key, self._tags, self._length, self._marks_life, self._fingerprint
+                self._begun = store.begin(*question, on_answer)
         except Exception:  # noqa: BLE001  # nobody knows who has the key at present, for one: `ask` will find out
             self._begun = None
         if self._begun is None and self._breaker is not None:
@@ -252,7 +256,7 @@ class Lease:
         store = self._tier.store
         if self._tier.recent.has_any((self._key, *self._tags)):
             return None
-        ask = partial(store.glance, self._key, self._tags)
+        ask = partial(store.glance, self._key, self._tags, self._fingerprint)
         try:
             glimpse = await self._tier.asking.ask("read", f"{store.name} replicas", ask, self._counters)
         except NoAnswer:
@@ -292,14 +296,14 @@ class Lease:
             if begun is not None:
                 return await store.conclude(begun, self._token)
             self._asked_at = self._tier.clock()
-            return await acquire(self._token, self._length, self._unwanted, marks_life)
+            return await acquire(self._token, self._length, self._unwanted, marks_life, "", self._fingerprint)
         except Exception as error:
             if isinstance(error, TimeoutError | Refused | Crowded) or "leases" not in self._tier.capabilities:
                 raise
         former, self._token = self._token, new_token()
         self._asked_at = self._tier.clock()
         try:
-            return await acquire(self._token, self._length, self._unwanted, marks_life, former)
+            return await acquire(self._token, self._length, self._unwanted, marks_life, former, self._fingerprint)
         finally:
             self._release(former, is_sure=False, is_due=False)
 
@@ -307,18 +311,22 @@ class Lease:
         self, stored: Stored, marks: tuple[bytes, ...], decode: Callable[[bytes], tuple[Any] | None]
     ) -> Found | None:
         """Return the value in an envelope, or remember that this one will not do."""
-        self.stored_by = fill_of(stored.envelope)
-        self._unwanted = b"=" + self.stored_by
-        opened = unseal(self._tier.identity(self._op), stored.envelope)
+        opened = unseal(self._tier.identity(self._op), stored.envelope, self._fingerprint)
+        self._unwanted = b"=" + token_of(stored.envelope, self._fingerprint)
         if opened is None or len(opened.payload) > self._tier.max_bytes:
-            self._counters.l2_undecodable += 1
-            self.was_undecodable = True
+            if entry_of(stored.envelope, self._fingerprint):  # else it is another release's
+                self._counters.l2_undecodable += 1
+                self.was_undecodable = True
             return None
         if opened.marks != marks:  # loaded before a tag of its was invalidated
             return None
+        self.stored_by = opened.token
         decoded = decode(opened.payload)
         self.was_undecodable = decoded is None
-        return None if decoded is None else Found(decoded[0], opened.payload, stored.life)
+        life = stored.life
+        if life is not None and opened.lag:
+            life = max(life - opened.lag, 0.0)
+        return None if decoded is None else Found(decoded[0], opened.payload, life)
 
     def check(self) -> None:
         """Make sure that the right to load, if this flight has had it, is its own, and will be for a while.
@@ -340,11 +348,13 @@ class Lease:
         self._right = None
         self.is_owned, self._is_lost = False, True
 
-    async def fill(self, payload: bytes, life: float, version: int | None, still_holds: Callable[[], bool]) -> bool:
+    async def fill(
+        self, payload: bytes | None, life: float, version: int | None, still_holds: Callable[[], bool]
+    ) -> bool:
         """Store *payload* for *life* seconds, and give the right back.
 
         Args:
-            payload: The encoded value.
+            payload: The encoded value; `None` if there is no way to store it.
             life: Seconds.
             version: The value's version, if its operation has them.
             still_holds: Whether nothing was invalidated in this process since the load began.
@@ -358,12 +368,10 @@ class Lease:
         if not self.is_owned and not (self._is_lost and self.is_seized):  # the refusal drops what is older
             # What cannot be compared with the lowest version is remembered for a moment at most.
             return not self._is_lost and (version is None or self.is_blind)
-        if len(payload) > tier.max_bytes:
-            self._counters.l2_errors += 1
-            tier.asking.note_refusal("store", f"values larger than max_bytes={tier.max_bytes:,}")
+        if payload is None or self._is_too_long(payload):
             self.is_blind = version is not None  # nobody compared it
             return not self._is_lost  # the right is given back when the flight ends
-        envelope = seal(tier.identity(self._op), payload, self._token, version, self._marks)
+        envelope = seal(tier.identity(self._op), payload, self._token, version, self._marks, self._fingerprint)
         message = tier.invalidation(self._op).message if self.is_seized else woken(self._op).pack()
         try:
             async with tier.turn(self._key):
@@ -393,6 +401,14 @@ class Lease:
         if tier.store.has_replicas:  # they may have the older value for a moment
             tier.recent.note(self._key)
         return is_stored
+
+    def _is_too_long(self, payload: bytes) -> bool:
+        longest = self._tier.max_bytes
+        if len(payload) <= longest:
+            return False
+        self._counters.l2_errors += 1
+        self._tier.asking.note_refusal("store", f"values larger than max_bytes={longest:,}")
+        return True
 
     def let_go(self) -> None:
         """Give the right back, if this flight still has it; nobody waits for that, least of all a caller."""

@@ -5,6 +5,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from .._codec import ALONE_AT, begins_alone, offers
+from .._fingerprint import NO_FINGERPRINT
 from .._messages import new_token
 from . import Refused, Stored, Verdict, _scripts
 from ._node import Command, Node, Redirected
@@ -56,8 +58,10 @@ class Look:
         last: Last byte of the value to read.
         tags: Keys of the tags.
         life: Milliseconds that marks have to last; none at a replica, which makes none.
+        fingerprint: Of the values that will do.
 
     Attributes:
+        alone: What an envelope has in its 21st byte and after it if such a value is all that it holds.
         answer: The verdict, if nothing stands against it; else what ACQUIRE replied, or would have (`None` for no
             value at a replica), and the marks.
         is_easy: Whether any value will do, and no other node has some of the marks.
@@ -65,15 +69,35 @@ class Look:
         is_long: Whether the value is too long to travel with others.
     """
 
-    __slots__ = ("answer", "has_missed", "is_easy", "is_long", "key", "last", "life", "rights", "tags")
+    __slots__ = (
+        "alone",
+        "answer",
+        "fingerprint",
+        "has_missed",
+        "is_easy",
+        "is_long",
+        "key",
+        "last",
+        "life",
+        "rights",
+        "tags",
+    )
     answer: "asyncio.Future[Verdict | tuple[Any, Sequence[Any]]] | Told"
     size = 512  # about
     is_urgent = False
 
-    def __init__(
-        self, key: str, rights: tuple[str, int, bytes, str] | None, last: int, tags: tuple[str, ...], life: int
+    def __init__(  # noqa: PLR0917  # made in a few places, thousands of times a second
+        self,
+        key: str,
+        rights: tuple[str, int, bytes, str] | None,
+        last: int,
+        tags: tuple[str, ...],
+        life: int,
+        fingerprint: bytes = NO_FINGERPRINT,
     ) -> None:
         self.key = key
+        self.fingerprint = fingerprint
+        self.alone = begins_alone(fingerprint)
         self.rights = rights
         self.last = last
         self.tags = tags
@@ -89,7 +113,8 @@ class Look:
         assert self.rights is not None
         token, lease, unwanted, former = self.rights
         keys = (f"{self.key}:v", f"{self.key}:l")
-        return Call(list, _scripts.ACQUIRE, keys, (token, lease, min(self.last, longest), unwanted, former))
+        args = (token, lease, min(self.last, longest), unwanted, former, self.fingerprint)
+        return Call(list, _scripts.ACQUIRE, keys, args)
 
     @property
     def token(self) -> str:
@@ -249,8 +274,8 @@ class Parcel:
         again: list[Look] = []
         for look, life, value in zip(self._reads, replies[0:values:2], replies[1:values:2], strict=True):
             has_marks, marks_here = marks[look.tags, look.life]
-            is_whole = value.__class__ is bytes and life.__class__ is int and 0 < len(value) <= self._longest
-            if is_whole and has_marks and look.is_easy:
+            is_whole = value.__class__ is bytes and life.__class__ is int and len(value) <= self._longest
+            if is_whole and has_marks and look.is_easy and value.startswith(look.alone, ALONE_AT):
                 # What most looks come to, without further ado.
                 self.looks += 1
                 self.hits += 1
@@ -321,7 +346,7 @@ def _as_acquired(look: Look, life: Any, value: Any) -> Any:
     """Return what ACQUIRE would have replied, or `None` if that is not known: there is no value that will do."""
     if value.__class__ is bytes and life.__class__ is int:
         unwanted = b"" if look.rights is None else look.rights[2]
-        return [b"HIT", life, value] if value and (not unwanted or b"=" + value[4:26] != unwanted) else None
+        return [b"HIT", life, value] if offers(value, life, look.fingerprint, unwanted) else None
     refusal = life if isinstance(life, Refused) else value
     return refusal if look.rights is None or isinstance(refusal, Redirected) else None
 

@@ -2,8 +2,8 @@
 
 `v` is the value, `l` the lease, `g` the lowest acceptable version, `t` a tag's mark. A lease is the token of the
 flight that holds it, with a `w` behind once somebody waits; only then is the end of the load published. Who is not
-permitted to publish stores all the same: whoever waits looks again by themselves. In the value, the token of the
-flight that stored it stands in bytes 5 to 26, and its version in the 8 bytes after that.
+permitted to publish stores all the same: whoever waits looks again by themselves. What an envelope looks like stands
+in `_codec`.
 """
 
 import secrets
@@ -41,13 +41,27 @@ def _script(text: str) -> Script:
 
 
 # KEYS v l, or v alone to read it · ARGV token, lease in ms, last byte to read, what was seen and is not wanted
-# ("" nothing, "*" anything), a token of the same flight whose request went unanswered
+# ("" nothing, "*" anything), a token of the same flight whose request went unanswered, fingerprint of the values that
+# will do
 ACQUIRE = _script("""
     if ARGV[4] ~= '*' then
       local value = redis.pcall('GETRANGE', KEYS[1], 0, ARGV[3])
       if type(value) == 'table' and not string.find(value.err, 'WRONGTYPE', 1, true) then return value end
-      if type(value) == 'string' and value ~= '' and '=' .. string.sub(value, 5, 26) ~= ARGV[4] then
-        return {'HIT', redis.call('PTTL', KEYS[1]), value}
+      if type(value) == 'string' and value ~= '' then
+        local left = redis.call('PTTL', KEYS[1])
+        local values = string.sub(value, 1, 4) == 'SGv3' and string.byte(value, 21)
+        if not values or #value < 21 + 51 * values then
+          if ARGV[4] == '' then return {'HIT', left, value} end
+          values = 0
+        end
+        for at = 22, 51 * values, 51 do
+          if string.sub(value, at, at + 7) == ARGV[6] then
+            local lag = struct.unpack('>I8', string.sub(value, at + 8, at + 15))
+            if '=' .. string.sub(value, at + 16, at + 37) ~= ARGV[4] and (left < 0 or lag < left) then
+              return {'HIT', left, value}
+            end
+          end
+        end
       end
     end
     if not KEYS[2] then return redis.error_reply('TRYAGAIN without the value the lease is needed') end
@@ -61,14 +75,31 @@ ACQUIRE = _script("""
     return {'OWN', 0}
 """)
 
-# KEYS v l g · ARGV token, envelope, life in ms, version ("" none), life of g in ms, channel, message, 1 for a refresh:
-# that tells anyway, and what it may not replace it drops, since that may be older; a lease was taken after its own
+# Values with other fingerprints, those of another release, stay beside the new one, at most three and as long as all
+# are short enough to be read at once. A refresh takes them away: they are older.
+
+# KEYS v l g · ARGV token, envelope of one value, life in ms, version ("" none), life of g in ms, channel, message,
+# 1 for a refresh, bytes of the longest envelope
+# A refresh tells anyway, and what it may not replace it drops, since that may be older; a lease was taken after its own
 FILL = _script("""
     local lease = redis.call('GET', KEYS[2])
-    local header = redis.pcall('GETRANGE', KEYS[1], 0, 33)
-    local known = type(header) == 'string' and #header == 34 and string.sub(header, 1, 4) == string.sub(ARGV[2], 1, 4)
+    local there = redis.pcall('GETRANGE', KEYS[1], 0, 224)
+    local values = type(there) == 'string' and string.sub(there, 1, 20) == string.sub(ARGV[2], 1, 20)
+    values = values and string.byte(there, 21) or 0
+    if values > 4 or #there < 21 + 51 * values then values = 0 end
+    local mine, others, first = '', {}, 21 + 51 * values
+    for at = 22, 51 * values, 51 do
+      local entry = string.sub(there, at, at + 50)
+      local lag, length = struct.unpack('>I8', entry, 9), struct.unpack('>I4', entry, 48)
+      if string.sub(entry, 1, 8) == string.sub(ARGV[2], 22, 29) then
+        mine = entry
+      else
+        others[#others + 1] = {entry = entry, lag = lag, first = first, length = length}
+      end
+      first = first + length
+    end
     if not lease or string.sub(lease, 1, 22) ~= ARGV[1] then
-      if known and string.sub(header, 5, 26) == ARGV[1] then return 'DUP' end
+      if string.sub(mine, 17, 38) == ARGV[1] then return 'DUP' end
       if ARGV[8] == '1' then
         redis.call('DEL', KEYS[1])
         redis.pcall('PUBLISH', ARGV[6], ARGV[7])
@@ -79,13 +110,37 @@ FILL = _script("""
     if #lease > 22 or ARGV[8] == '1' then redis.pcall('PUBLISH', ARGV[6], ARGV[7]) end
     if ARGV[4] ~= '' then
       local lowest = tonumber(redis.pcall('GET', KEYS[3])) or 0
-      if known then lowest = math.max(lowest, (struct.unpack('>I8', string.sub(header, 27, 34)))) end
+      if mine ~= '' then lowest = math.max(lowest, (struct.unpack('>I8', mine, 39))) end
       if tonumber(ARGV[4]) < lowest then
         if ARGV[8] == '1' and redis.call('DEL', KEYS[1]) == 1 then redis.call('SET', KEYS[3], lowest, 'PX', ARGV[5]) end
         return 'OLD'
       end
     end
-    redis.call('SET', KEYS[1], ARGV[2], 'PX', ARGV[3])
+    local life, value, kept = tonumber(ARGV[3]), ARGV[2], {}
+    if ARGV[8] == '1' then others = {} end
+    local left = #others > 0 and redis.call('PTTL', KEYS[1]) or 0
+    local longest, size = life, #value
+    for _, other in ipairs(others) do
+      if #kept < 3 and other.lag < left and size + 51 + other.length <= tonumber(ARGV[9]) then
+        other.body = redis.call('GETRANGE', KEYS[1], other.first, other.first + other.length - 1)
+        if #other.body == other.length then
+          kept[#kept + 1] = other
+          size = size + 51 + other.length
+          longest = math.max(longest, left - other.lag)
+        end
+      end
+    end
+    if #kept > 0 then
+      local entries = string.sub(value, 22, 29) .. struct.pack('>I8', longest - life) .. string.sub(value, 38, 72)
+      local bodies = string.sub(value, 73)
+      for _, other in ipairs(kept) do
+        local lag = struct.pack('>I8', longest - left + other.lag)
+        entries = entries .. string.sub(other.entry, 1, 8) .. lag .. string.sub(other.entry, 17)
+        bodies = bodies .. other.body
+      end
+      value = string.sub(value, 1, 20) .. string.char(1 + #kept) .. entries .. bodies
+    end
+    redis.call('SET', KEYS[1], value, 'PX', longest)
     return 'OK'
 """)
 

@@ -10,6 +10,7 @@ from hashlib import blake2b
 from typing import Any
 from weakref import WeakValueDictionary
 
+from .._fingerprint import NO_FINGERPRINT
 from .._messages import Message
 from .._stats import Counters
 from . import LeasingStore, Store, Subscription
@@ -99,7 +100,15 @@ class Tier:
         except Exception as error:  # noqa: BLE001  # as above; there is nothing left to save
             logger.warning("%s did not close cleanly (%s)", self.store.name, reason(error))
 
-    def lease(self, op: str, tags: Sequence[str], length: float, longest_life: float, counters: Counters) -> Lease:
+    def lease(  # noqa: PLR0917  # what a flight has to say of its operation
+        self,
+        op: str,
+        tags: Sequence[str],
+        length: float,
+        longest_life: float,
+        counters: Counters,
+        fingerprint: bytes = NO_FINGERPRINT,
+    ) -> Lease:
         """Return what a flight of *op* needs to deal with the store.
 
         Args:
@@ -108,12 +117,13 @@ class Tier:
             length: Seconds that its right to load lasts unless it is renewed.
             longest_life: Seconds after which whatever was stored for *op* is gone.
             counters: Where outcomes are counted.
+            fingerprint: Of the codec and the schema of its values.
         """
         keys: tuple[str, ...] = ()
         if self._has_tags:
             everything = self.everything.key
             keys = (everything, *map(self.tag_key, tags)) if tags else (everything,)
-        return Lease(self, op, self.key(op), keys, length, longest_life, counters)
+        return Lease(self, op, self.key(op), keys, length, longest_life, counters, fingerprint)
 
     def invalidation(self, op: str, version: int | None = None) -> Invalidation:
         """Return the invalidation of *op*, to be given to `invalidate`."""
@@ -172,12 +182,12 @@ class Tier:
             return False
         return True
 
-    async def stored_by(self, key: str, counters: Counters) -> bytes | None:
-        """Return the token of the flight that stored what stands under *key*; `None` if the store does not say."""
+    async def stored_by(self, key: str, counters: Counters) -> tuple[bytes, ...]:
+        """Return the tokens of the flights that stored what stands under *key*; none if the store does not say."""
         try:
             return await self.asking.ask("read", self.store.node_of(key), partial(self.store.stored_by, key), counters)
         except NoAnswer:
-            return None
+            return ()
 
     @property
     def bus_node(self) -> str:

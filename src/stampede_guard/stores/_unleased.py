@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 
+from .._fingerprint import NO_FINGERPRINT
 from . import Begun, Refused, Store, Subscription, Verdict
 
 
@@ -29,7 +30,9 @@ class Unleased:
         """Return the store's name."""
         return self.name
 
-    async def glance(self, key: str, tags: Sequence[str]) -> Verdict | None:  # no replicas
+    async def glance(
+        self, key: str, tags: Sequence[str], fingerprint: bytes = NO_FINGERPRINT
+    ) -> Verdict | None:  # no replicas
         """Return nothing."""
         return None
 
@@ -42,13 +45,20 @@ class Unleased:
         unwanted: bytes,
         marks_life: float,  # as above
         former: str = "",  # as above
+        fingerprint: bytes = NO_FINGERPRINT,  # there is one value, and whoever reads it will see
     ) -> Verdict:
         """Read; without a value that will do, everybody may load."""
         stored = None if unwanted else await self._store.read(f"{key}:v")
         return Verdict("own") if stored is None else Verdict("hit", stored)
 
-    def begin(
-        self, key: str, tags: Sequence[str], lease: float, marks_life: float, on_answer: Callable[[], None]
+    def begin(  # noqa: PLR0917  # as the protocol has it
+        self,
+        key: str,
+        tags: Sequence[str],
+        lease: float,
+        marks_life: float,
+        fingerprint: bytes,
+        on_answer: Callable[[], None],
     ) -> None:  # it takes a task
         """Return nothing."""
 
@@ -92,7 +102,7 @@ class Unleased:
     async def echo(self, word: bytes) -> None:
         """Do nothing: there is no bus."""
 
-    async def stored_by(self, key: str) -> bytes:
+    async def stored_by(self, key: str) -> tuple[bytes, ...]:
         """Refuse: nothing is tracked, and nobody asks."""
         why = "it does not know"
         raise Refused(why)

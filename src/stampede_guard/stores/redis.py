@@ -18,6 +18,8 @@ except ImportError as error:  # pragma: no cover  # the test environment has red
     message = "a Redis store needs redis-py: pip install 'stampede-guard[redis]'"
     raise ImportError(message) from error
 
+from .._codec import LONGEST_HEADER, tokens_of
+from .._fingerprint import NO_FINGERPRINT
 from .._messages import new_token
 from .._policy import Duration, count, flag, seconds
 from ..errors import ConfigurationError
@@ -32,6 +34,7 @@ from ._scripts import Call
 from ._urls import Servers, make_topology
 
 _ROOM = 1024  # bytes for the header of a value
+_RELEASES = 2  # whose longest values fit into one envelope, beside each other
 _VERSION_LIFE = 600.0  # seconds that a lowest version is kept: longer than any load, lag or transaction
 _NO_SCRIPT = "NoScriptError"
 _TRY_AGAIN = "TryAgainError"  # a slot is on its way, and the keys are not at one node, or are missing
@@ -57,7 +60,7 @@ class RedisStore:
         deadline: Seconds that one operation may take on an open connection.
         connect_timeout: Seconds that opening a connection may take.
         max_connections: Connections open at once to each server; operations that come together share one.
-        max_bytes: Nothing longer is read, however long it is in the store.
+        max_bytes: Size of the longest value; nothing longer than two of these is read, however long it is in the store.
         tracking: Whether to hear of keys that others write or delete, `redis-cli` for one; costs a message for each
             write under the namespace, and a look at each key that is in L1.
         ca_certs: Path of a file with the certificates to trust, instead of the system's.
@@ -87,7 +90,8 @@ class RedisStore:
             seconds("connect_timeout", connect_timeout),
             count("max_connections", max_connections),
         )
-        self._last = count("max_bytes", max_bytes) + _ROOM  # a longer value is cut, and therefore refused
+        # A longer envelope is cut, and therefore refused.
+        self._last = _RELEASES * (count("max_bytes", max_bytes) + _ROOM)
         self._limits = limits
         self.concurrency = limits.max_connections * _TOGETHER
         tls = {} if ca_certs is None else {"ssl_ca_certs": ca_certs}
@@ -127,7 +131,7 @@ class RedisStore:
         """Find the servers, log in and say PING."""
         await self._topology.open()
 
-    async def glance(self, key: str, tags: Sequence[str]) -> Verdict | None:
+    async def glance(self, key: str, tags: Sequence[str], fingerprint: bytes = NO_FINGERPRINT) -> Verdict | None:
         """Read the value, its remaining life and its tags' marks from good replicas, in one round trip."""
         node = self._topology.replica(key)
         if node is None:
@@ -135,11 +139,11 @@ class RedisStore:
         places = [self._topology.replica(tag) or self._topology.primary(tag) for tag in tags]
         await self._when_there_is_room(node)
         try:
-            answer = await self._look(node, Look(key, None, self._last, tuple(tags), 0), places)
+            answer = await self._look(node, Look(key, None, self._last, tuple(tags), 0, fingerprint), places)
         except TimeoutError:
             raise
         except Exception:  # noqa: BLE001  # drivers raise more than they document
-            answer = await self._look(node, Look(key, None, self._last, tuple(tags), 0), places)
+            answer = await self._look(node, Look(key, None, self._last, tuple(tags), 0, fingerprint), places)
         if answer.__class__ is Verdict:
             return answer
         reply, marks = answer
@@ -156,17 +160,25 @@ class RedisStore:
         unwanted: bytes,
         marks_life: float,
         former: str = "",
+        fingerprint: bytes = NO_FINGERPRINT,
     ) -> Verdict:
         """Run ACQUIRE, and MARK for each tag; or read the value and the marks, as the batch has it."""
         primary = self._topology.primary
         node, places = primary(key), [primary(tag) for tag in tags]
-        look = Look(key, (token, _ms(lease), unwanted, former), self._last, tuple(tags), _ms(marks_life))
+        rights = token, _ms(lease), unwanted, former
+        look = Look(key, rights, self._last, tuple(tags), _ms(marks_life), fingerprint)
         if self._batches_of(node).is_full:
             await self._batches_of(node).room()
         return await self._verdict(look, tuple(tags), node, places, await self._look(node, look, places))
 
-    def begin(
-        self, key: str, tags: Sequence[str], lease: float, marks_life: float, on_answer: Callable[[], None]
+    def begin(  # noqa: PLR0917  # as the protocol has it
+        self,
+        key: str,
+        tags: Sequence[str],
+        lease: float,
+        marks_life: float,
+        fingerprint: bytes,
+        on_answer: Callable[[], None],
     ) -> Begun | None:
         """Begin to acquire, where one node knows everything."""
         primary = self._topology.primary
@@ -177,7 +189,7 @@ class RedisStore:
         for tag in tags:
             if primary(tag) is not node:
                 return None
-        look = Look(key, ("", _ms(lease), b"", ""), self._last, tuple(tags), _ms(marks_life))
+        look = Look(key, ("", _ms(lease), b"", ""), self._last, tuple(tags), _ms(marks_life), fingerprint)
         return batches.tell(look, on_answer)
 
     async def conclude(self, begun: Begun, token: str) -> Verdict:
@@ -251,7 +263,8 @@ class RedisStore:
     ) -> bool:
         """Run FILL."""
         lowest = "" if version is None else version
-        args = (token, envelope, _ms(life), lowest, _ms(_VERSION_LIFE), self._bus, message, int(tell_all))
+        stored = token, envelope, _ms(life), lowest, _ms(_VERSION_LIFE)
+        args = (*stored, self._bus, message, int(tell_all), self._last)
         reply = await self._run(Call(bytes, _scripts.FILL, _keys(key), args))
         return reply in (b"OK", b"DUP")
 
@@ -295,12 +308,12 @@ class RedisStore:
             if isinstance(reply, Refused):
                 raise reply
 
-    async def stored_by(self, key: str) -> bytes:
-        """Read the token in the value's header."""
-        (token,) = await self._ask(self._topology.primary(key), (bytes, "GETRANGE", key, 4, 25))
-        if isinstance(token, Refused):
-            raise token
-        return bytes(token)
+    async def stored_by(self, key: str) -> tuple[bytes, ...]:
+        """Read the tokens in the envelope's header."""
+        (header,) = await self._ask(self._topology.primary(key), (bytes, "GETRANGE", key, 0, LONGEST_HEADER - 1))
+        if isinstance(header, Refused):
+            raise header
+        return tokens_of(header)
 
     @property
     def _echo_channel(self) -> str:
