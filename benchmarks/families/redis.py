@@ -94,13 +94,13 @@ async def store_alone(url: str, keys: int) -> AsyncGenerator[Function]:
 
     async with Guard(opened, namespace=f"{NAMESPACE}-store") as guard:
         load: Any = coalesce("menu:{restaurant_id}", guard=guard, l2_ttl=3600)(Loads(STORE).subject().function)
-        store = stores[-1]
+        store, fingerprint = stores[-1], load._operation.fingerprint(())
         room = asyncio.Semaphore(store.concurrency)  # as the guard does it
 
         async def ask(restaurant_id: int) -> str:
             key = f"sg1:{{{NAMESPACE}-store:menu:{restaurant_id}}}"
             async with room:
-                verdict = await store.acquire(key, (), TOKEN, 2.0, b"", 0.0)
+                verdict = await store.acquire(key, (), TOKEN, 2.0, b"", 0.0, "", fingerprint)
             return VALUE if verdict.stored is not None else ""  # decoding it is the guard's part
 
         for restaurant_id in range(keys):
