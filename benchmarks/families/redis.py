@@ -94,7 +94,7 @@ async def store_alone(url: str, keys: int) -> AsyncGenerator[Function]:
 
     async with Guard(opened, namespace=f"{NAMESPACE}-store") as guard:
         load: Any = coalesce("menu:{restaurant_id}", guard=guard, l2_ttl=3600)(Loads(STORE).subject().function)
-        store, fingerprint = stores[-1], load._operation.fingerprint(())
+        store, fingerprint = stores[-1], load._operation.fingerprint(())  # noqa: SLF001  # as its flights ask
         room = asyncio.Semaphore(store.concurrency)  # as the guard does it
 
         async def ask(restaurant_id: int) -> str:
