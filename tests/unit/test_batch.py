@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from stampede_guard._codec import ALONE_AT, NO_FINGERPRINT, begins_alone
 from stampede_guard.stores import LOST_TOGETHER, Crowded, Stored, Verdict, _batch
 from stampede_guard.stores._batch import Batches
 from stampede_guard.stores._parcel import Look, Parcel, Question
@@ -220,9 +221,10 @@ async def test_question_that_comes_too_late() -> None:
     assert node.sizes == []
 
 
-async def test_look_that_was_given_up_after_it_was_sent() -> None:
-    """A value that comes for nobody any more was there all the same, and the others get theirs."""
-    looks = [Look(f"menu-{number}", ("t" * 22, 1, b"", ""), 10, (), 1) for number in range(2)]
+@pytest.mark.parametrize("head", [b"", bytes(ALONE_AT) + begins_alone(NO_FINGERPRINT)])
+async def test_look_that_was_given_up_after_it_was_sent(head: bytes) -> None:
+    """A value for a request that was given up counts as a hit all the same, and the other requests get theirs."""
+    looks = [Look(f"menu-{number}", ("t" * 22, 1, b"", ""), 100, (), 1) for number in range(2)]
     for look in looks:
         look.answer = asyncio.get_running_loop().create_future()
     parcel = Parcel(looks, is_hit_likely=True)
@@ -230,8 +232,8 @@ async def test_look_that_was_given_up_after_it_was_sent() -> None:
     assert isinstance(left, asyncio.Future)
     left.cancel()
 
-    assert [] == parcel.open([7_000, b"soup", 8_000, b"salad"])
-    assert (Verdict("hit", Stored(b"salad", 8.0)), 2, 2) == (waiting.result(), parcel.looks, parcel.hits)
+    assert [] == parcel.open([7_000, head + b"soup", 8_000, head + b"salad"])
+    assert (Verdict("hit", Stored(head + b"salad", 8.0)), 2, 2) == (waiting.result(), parcel.looks, parcel.hits)
 
 
 async def test_who_is_told_is_told_once_and_later() -> None:
