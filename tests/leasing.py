@@ -168,6 +168,8 @@ class LeasingDouble:
         if unwanted != b"*" and now < until and offers(envelope, -1, fingerprint, unwanted):
             return Verdict("hit", Stored(envelope, until - now), marks=marks)
         held = server.lease_of(key)
+        if held is not None and unwanted != b"*" and held[0] == "!":
+            return Verdict("alone", left=held[2] - now, marks=marks)
         if held is not None and unwanted != b"*" and held[0] not in (token, former):
             server.leases[key] = held[0], True, held[2]
             return Verdict("wait", left=held[2] - now, marks=marks)
@@ -247,6 +249,7 @@ class LeasingDouble:
             if tell_all:
                 server.values.pop(key, None)
                 server.lowest[key] = lowest
+            self._leave_word(key, is_awaited=held[1])
             return False
         server.values[key] = envelope, server.clock() + life
         server.versions[key] = version
@@ -267,18 +270,24 @@ class LeasingDouble:
         self.server.leases[key] = token, held[1], self.server.clock() + lease
         return True
 
-    async def release(self, rights: Sequence[tuple[str, str, bytes]]) -> list[bool]:
+    async def release(self, rights: Sequence[tuple[str, str, bytes, bool]]) -> list[bool]:
         await self._ask("release" if len(rights) == 1 else f"release {len(rights)}")
         return [self._release(*right) for right in rights]
 
-    def _release(self, key: str, token: str, message: bytes) -> bool:
+    def _release(self, key: str, token: str, message: bytes, is_unstored: bool) -> bool:  # noqa: FBT001
         held = self.server.lease_of(key)
         if held is None or held[0] != token:
             return False
         del self.server.leases[key]
+        self._leave_word(key, is_awaited=held[1] and is_unstored)
         if held[1]:
             self.server.publish(message)
         return True
+
+    def _leave_word(self, key: str, *, is_awaited: bool) -> None:
+        """Let flights that ask within the next second load alone, if others wait for what was not stored."""
+        if is_awaited:
+            self.server.leases[key] = "!", False, self.server.clock() + 1.0
 
     async def invalidate(self, key: str, version: int | None, message: bytes) -> None:
         await self._ask("invalidate")

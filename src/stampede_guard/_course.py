@@ -221,8 +221,10 @@ class CourseByStore(Course):
             counters.l2_misses += 1
         return None
 
-    async def _await_other(self, backplane: Backplane, flight: Flight[Any]) -> Found | Literal["own", "wait", "blind"]:
-        """Wait until the op's value is there, or nobody else is loading it; for no longer than a load may take."""
+    async def _await_other(
+        self, backplane: Backplane, flight: Flight[Any]
+    ) -> Found | Literal["own", "wait", "alone", "blind"]:
+        """Wait until the op's value is there, or no load of it to wait for; for no longer than a load may take."""
         operation, lease = self._operation, self.lease
         loop = asyncio.get_running_loop()
         started_at = loop.time()

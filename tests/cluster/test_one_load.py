@@ -23,13 +23,13 @@ Cluster = Callable[..., AbstractAsyncContextManager[list[Child]]]
 def cluster(redis_url: str, admin_url: str, namespace: str) -> Cluster:
     """Return what runs a number of worker processes: A, B, C, and so on."""
 
-    def run(number: int, **options: Any) -> AbstractAsyncContextManager[list[Child]]:
+    def run(number: int, max_bytes: int = 1 << 20, **options: Any) -> AbstractAsyncContextManager[list[Child]]:
         shared = {
             "url": redis_url,
             "admin_url": admin_url,
             "namespace": namespace,
             "options": {"ttl": 30, "l2_ttl": 60, **options},
-            "guard": {"deadline": 5, "connect_timeout": 5},
+            "guard": {"deadline": 5, "connect_timeout": 5, "max_bytes": max_bytes},
         }
         return children("worker.py", [{"name": name, **shared} for name in "ABCDEFGHIJ"[:number]])
 
@@ -190,6 +190,25 @@ async def test_failed_load_makes_way_at_once(cluster: Cluster, kept: Kept) -> No
     assert {"LookupError": 1} == failed["answers"]
     assert await kept.loads() == 2
     assert {await kept.value()} == answers
+
+
+async def test_value_that_is_not_stored_makes_way_for_all(cluster: Cluster, kept: Kept) -> None:
+    """The leader's value is too long to be stored: all processes that wait for it load at once, and not in turn."""
+    async with cluster(4, max_bytes=1) as (leader, *others):
+        await lead(leader)
+        await follow(*others, callers=10)
+        await until(kept.is_waited_for, "a process that waits for the other's load")
+        await leader.tell("open")
+        async with asyncio.timeout(SLACK):
+            for child in others:  # each of them holds its load
+                await child.hears("loading")
+        for child in others:
+            await child.tell("open")
+        landings = await landed(leader, *others)
+
+    assert [1, 10, 10, 10] == [sum(landing["answers"].values()) for landing in landings]
+    assert [1] * 4 == [len(landing["answers"]) for landing in landings]
+    assert ["", 4] == [await kept.value(), await kept.loads()]
 
 
 async def test_invalidation_elsewhere_overtakes_a_load(cluster: Cluster, kept: Kept) -> None:

@@ -97,7 +97,7 @@ async def test_changes_of_one_iteration_are_one_request(
         store.fill(keys[1], new_token(), seal("menu-7", b"soup", token), 60, None, b"w", tell_all=False),
         store.renew([(keys[1], token, 60)]),
         store.renew([(keys[1], new_token(), 60)]),
-        store.release([(keys[2], token, b"w")]),
+        store.release([(keys[2], token, b"w", False)]),
         store.invalidate(keys[3], None, b"w"),
         find(store, keys[4]),
     )

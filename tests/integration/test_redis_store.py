@@ -125,9 +125,9 @@ async def test_lease_is_prolonged_and_given_back(store: RedisStore, key: str, ad
     token, other = new_token(), new_token()
     await acquire(store, key, token, lease=1)
     renewed = [await store.renew([(key, each, 60)]) for each in (other, token)]
-    await store.release([(key, other, WORD)])
+    await store.release([(key, other, WORD, False)])
     left = await admin.pttl(f"{key}:l")
-    await store.release([(key, token, WORD)])
+    await store.release([(key, token, WORD, False)])
 
     assert [[False], [True]] == renewed
     assert 50_000 < left <= 60_000
@@ -183,7 +183,7 @@ async def test_end_of_a_load_is_told_if_somebody_waits(ends: str, waiters: int, 
         if ends == "fill":
             await fill(store, key, token)
         else:
-            await store.release([(key, token, WORD)])
+            await store.release([(key, token, WORD, False)])
         await store.echo(b"last")
         heard = [await subscription.next()]
         while heard[-1] != Echo(b"last"):
@@ -356,7 +356,7 @@ async def use_store(url: str) -> None:
             await store.renew([(op, token, 60)])
             await store.fill(op, token, sealed(token), 60, 7, WORD, tell_all=True)
             await store.acquire(op, (mark,), token, 60, b"*", 60)
-            await store.release([(op, token, WORD)])
+            await store.release([(op, token, WORD, False)])
             await store.stored_by(f"{op}:v")
             await store.invalidate(op, 7, WORD)
             await store.invalidate_tag(mark, b"random", 60, WORD)

@@ -93,8 +93,8 @@ def renew(run: Run, key: str) -> Run:
 def release(run: Run, key: str, namespace: str) -> Run:
     """Return what runs RELEASE for a token."""
 
-    async def release(token: str) -> Any:
-        return await run(_scripts.RELEASE, [f"{key}:l"], token, namespace, "released")
+    async def release(token: str, *unstored: int) -> Any:
+        return await run(_scripts.RELEASE, [f"{key}:l"], token, namespace, "released", *unstored)
 
     return release
 
@@ -460,7 +460,7 @@ async def test_refresh_with_an_old_version_and_no_value(
 
 
 async def test_fill_with_an_old_version_twice(acquire: Run, fill: Run, invalidate: Run, bus: Onlooker) -> None:
-    """A repeated fill is refused both times, and whoever waits is told once to try for themselves."""
+    """A repeated fill is refused both times, and all that wait are told once to load, each alone."""
     await invalidate(7)
     await acquire(MINE)
     await acquire(THEIRS)
@@ -469,6 +469,7 @@ async def test_fill_with_an_old_version_twice(acquire: Run, fill: Run, invalidat
     assert await fill(MINE, 6) == b"OLD"
     assert await fill(MINE, 6) == b"REJ"
     assert await bus.said() == [b"filled"]
+    assert [b"ALONE"] * 2 == [(await acquire(token))[0] for token in (THEIRS, MINE)]
 
 
 @pytest.mark.parametrize(
@@ -656,7 +657,7 @@ async def test_release_gives_the_right_back(acquire: Run, release: Run, admin: R
 
 
 async def test_release_tells_whoever_waits(acquire: Run, release: Run, bus: Onlooker) -> None:
-    """There is one message, however often it is repeated."""
+    """There is one message, however often it is repeated; the next flight that asks gets the right to load."""
     await acquire(MINE)
     await acquire(THEIRS)
 
@@ -664,6 +665,50 @@ async def test_release_tells_whoever_waits(acquire: Run, release: Run, bus: Onlo
     await release(MINE)
 
     assert await bus.said() == [b"released"]
+    assert [b"OWN", 0] == await acquire(THEIRS)
+
+
+async def test_release_without_the_value_lets_the_others_load_alone(  # noqa: PLR0917  # fixtures
+    acquire: Run, fill: Run, renew: Run, release: Run, bus: Onlooker, admin: Redis, key: str
+) -> None:
+    """For a second all that ask are told to load alone, and no token has a right there; repeated, nothing changes."""
+    await acquire(MINE)
+    await acquire(THEIRS)
+
+    assert [1, 0] == [await release(MINE, 1), await release(MINE, 1)]
+    answers = [await acquire(token) for token in (THEIRS, MINE, THEIRS)]
+    assert [b"ALONE"] * 3 == [kind for kind, _ in answers]
+    assert all(0 < left <= 1_000 for _, left in answers)
+    assert [0, 0, b"REJ"] == [await renew(MINE), await release(THEIRS), await fill(THEIRS)]
+    assert await bus.said() == [b"released"]
+    await admin.pexpire(f"{key}:l", 1)
+    while (answer := await acquire(THEIRS))[0] == b"ALONE":
+        pass
+    assert [b"OWN", 0] == answer
+
+
+async def test_release_without_the_value_and_without_others(acquire: Run, release: Run) -> None:
+    """If no flight waits, the next one may store what it loads."""
+    await acquire(MINE)
+
+    assert await release(MINE, 1) == 1
+    assert [b"OWN", 0] == await acquire(THEIRS)
+
+
+@pytest.mark.parametrize("how", ["refresh", "invalidation"])
+async def test_word_of_a_value_that_was_not_stored_stops_nothing(
+    how: str, acquire: Run, fill: Run, release: Run, invalidate: Run
+) -> None:
+    """A refresh takes the right in spite of it, and an invalidation removes it; what is loaded then is stored."""
+    await acquire(MINE)
+    await acquire(THEIRS)
+    await release(MINE, 1)
+
+    if how == "invalidation":
+        await invalidate()
+    assert [b"OWN", 0] == await acquire(THEIRS, unwanted="*" if how == "refresh" else "")
+    assert await fill(THEIRS) == b"OK"
+    assert (await acquire(MINE))[0] == b"HIT"
 
 
 async def test_release_leaves_another_s(acquire: Run, release: Run, admin: Redis, key: str, bus: Onlooker) -> None:

@@ -163,6 +163,83 @@ async def test_load_that_fails_elsewhere(fleet: tuple[Process, Process], load: L
     assert "soup 1" == await second
 
 
+async def _times_out(*_: Any, **__: Any) -> bool:
+    raise TimeoutError
+
+
+async def waited_for(processes: list[Process], first: Gate, then: Gate, **options: Any) -> list[asyncio.Task[str]]:
+    """Let the first process load, through one gate, and the others wait for it, who would load through another."""
+
+    def ask(process: Process, gate: Gate) -> asyncio.Task[str]:
+        async def load() -> str:
+            await gate.passage()
+            return "soup"
+
+        return process.ask(load, **options)
+
+    leader, *others = processes
+    calls = [ask(leader, first)]
+    await first.arrivals(1)
+    calls += [ask(process, then) for process in others]
+    await eventually(lambda: all(process.waits for process in others))
+    return calls
+
+
+@pytest.mark.parametrize("words", ["heard", "lost"])
+@pytest.mark.parametrize("why", ["too long", "old version", "no answer"])
+async def test_value_that_cannot_be_stored(
+    why: str, words: str, server: Server, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All processes that wait for a load whose value is not stored load side by side, and leave nothing behind."""
+    monkeypatch.setattr(course_module, "_POLLS", (60.0, 60.0) if words == "heard" else (0.001, 0.002))
+    server.is_mute = words == "lost"
+    processes = [Process(server, max_bytes=1 if why == "too long" else 100) for _ in range(4)]
+    first, then = Gate(), Gate()
+    async with AsyncExitStack() as open_guards:
+        for process in processes:
+            await open_guards.enter_async_context(process.guard)
+        await processes[0].guard.invalidate(OP, version=7)
+        options = {"version": lambda _: 6} if why == "old version" else {}
+        calls = await waited_for(processes, first, then, **options)
+        if why == "no answer":
+            monkeypatch.setattr(processes[0].store, "fill", _times_out)
+        first.open()
+        await then.arrivals(3)
+        then.open()
+        answers = [await call for call in calls]
+        clock.advance(1.0)
+
+        assert ["soup"] * 4 == answers
+        assert ({}, None) == (server.values, server.lease_of(KEY))
+
+
+async def test_value_that_can_be_stored_again(
+    fleet: tuple[Process, Process], load: Loader, server: Server, clock: ManualClock
+) -> None:
+    """A second later the next flight has the right to store what it loads."""
+    here, there = fleet
+    server.leases[KEY] = "!", False, clock() + 1.0
+
+    assert ("soup 1", {}) == (await here.ask(load, ttl=None), server.values)
+    clock.advance(1.0)
+    assert ("soup 2", "soup 2") == (await here.ask(load, ttl=None), await there.ask(load))
+
+
+@pytest.mark.parametrize(("size", "remembered"), [(1, "soup 1"), (100, None)], ids=["too long", "of any age"])
+async def test_version_that_nothing_was_compared_with(
+    size: int, remembered: str | None, server: Server, load: Loader, clock: ManualClock
+) -> None:
+    """What a flight loads alone may be too old for any tier; if no flight could store it, memory has it a second."""
+    process = Process(server, max_bytes=size)
+    async with process.guard:
+        server.leases[KEY] = "!", False, clock() + 1.0
+
+        assert await process.ask(load, version=lambda _: 7) == "soup 1"
+        assert remembered == process.peek()
+        clock.advance(1.0)
+        assert (None, {}) == (process.peek(), server.values)
+
+
 async def test_word_that_was_lost(
     fleet: tuple[Process, Process], server: Server, load: Loader, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -63,7 +63,7 @@ async def test_there_is_nothing_to_keep_up(store: Unleased, plain: FaultStore) -
     plain.error = OSError("down")
 
     assert [True] == await store.renew([(KEY, "t" * 22, 2)])
-    assert [False] == await store.release([(KEY, "t" * 22, b"message")])
+    assert [False] == await store.release([(KEY, "t" * 22, b"message", False)])
     await store.echo(b"word")
     assert await store.glance(KEY, ()) is None
 

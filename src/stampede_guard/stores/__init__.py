@@ -81,14 +81,15 @@ class Verdict(NamedTuple):
     """A store's answer to a flight that asks for a value, or else for the right to load it.
 
     Attributes:
-        kind: `"hit"`: here is a value; `"own"`: load it; `"wait"`: somebody else does.
+        kind: `"hit"`: here is a value; `"own"`: load it; `"wait"`: another flight does; `"alone"`: load it and store
+            nothing, since what another flight has just loaded was not stored.
         stored: The value of a hit.
         left: Seconds until the other's lease expires.
         marks: The present marks of the op's tags, in order.
         sent_at: When the question was sent, by `time.monotonic`; `None` if the store cannot tell.
     """
 
-    kind: Literal["hit", "own", "wait"]
+    kind: Literal["hit", "own", "wait", "alone"]
     stored: Stored | None = None
     left: float = 0.0
     marks: tuple[bytes, ...] = ()
@@ -250,11 +251,13 @@ class LeasingStore(Protocol):
         """
         ...
 
-    async def release(self, rights: Sequence[tuple[str, str, bytes]]) -> Sequence[bool | Exception]:
+    async def release(self, rights: Sequence[tuple[str, str, bytes, bool]]) -> Sequence[bool | Exception]:
         """End leases without a value, ahead of other operations; return for each whether there was one, or a refusal.
 
         Args:
-            rights: Key, token, and what is published if another process waits; the keys are of one node.
+            rights: Key, token, what is published if another process waits, and whether there is a value that was not
+                stored: then flights that ask within the next second are to load `"alone"`, if any waits. The keys are
+                of one node.
         """
         ...
 

@@ -64,6 +64,7 @@ class Lease:
         "_counters",
         "_fingerprint",
         "_generation",
+        "_has_loaded",
         "_is_lost",
         "_key",
         "_length",
@@ -112,7 +113,7 @@ class Lease:
         self._unwanted = b""
         self._asked_at = 0.0
         self._right: Right | None = None  # while it is renewed
-        self._is_lost = False
+        self._is_lost = self._has_loaded = False  # a right that is given back after the load: nothing was stored
         self._generation = 0  # of the store, before the right was seized
         self.is_owned = False
         self.is_blind = False
@@ -173,7 +174,9 @@ class Lease:
         self._concede(verdict)
         return None
 
-    async def ask(self, decode: Callable[[bytes], tuple[Any] | None]) -> Found | Literal["own", "wait", "blind"]:
+    async def ask(
+        self, decode: Callable[[bytes], tuple[Any] | None]
+    ) -> Found | Literal["own", "wait", "alone", "blind"]:
         """Return the value, or who is to load it.
 
         Args:
@@ -228,7 +231,7 @@ class Lease:
     def _is_arbitrated(self) -> bool:
         return "leases" in self._tier.capabilities
 
-    def _concede(self, verdict: Verdict) -> Literal["own", "wait"]:
+    def _concede(self, verdict: Verdict) -> Literal["own", "wait", "alone"]:
         self._marks = verdict.marks
         self.left = verdict.left
         self._is_lost, self.is_owned = False, verdict.kind == "own"
@@ -238,7 +241,9 @@ class Lease:
                 asked_at = self._tier.clock() - (time.monotonic() - verdict.sent_at)
             self._right = Right(self._key, self._token, self._length, asked_at, self._counters, self._note_loss)
             self._tier.leases.hold(self._right)
-        return "own" if self.is_owned else "wait"
+        if self.is_owned:
+            return "own"
+        return "alone" if verdict.kind == "alone" else "wait"
 
     async def _settle(self) -> None:
         """Let nothing be read or stored while an invalidation that concerns it is not confirmed."""
@@ -365,12 +370,13 @@ class Lease:
             Whether the value is, as far as anybody knows, the one to remember: `False` when the store said no.
         """
         tier = self._tier
-        if not self.is_owned and not (self._is_lost and self.is_seized):  # the refusal drops what is older
-            # What cannot be compared with the lowest version is remembered for a moment at most.
-            return not self._is_lost and (version is None or self.is_blind)
+        self._has_loaded = True
+        # What cannot be compared with the lowest version is remembered for a moment at most.
         if payload is None or self._is_too_long(payload):
-            self.is_blind = version is not None  # nobody compared it
+            self.is_blind = self.is_blind or version is not None
             return not self._is_lost  # the right is given back when the flight ends
+        if not self.is_owned and not (self._is_lost and self.is_seized):  # the refusal drops what is older
+            return not self._is_lost and (version is None or self.is_blind)
         envelope = seal(tier.identity(self._op), payload, self._token, version, self._marks, self._fingerprint)
         message = tier.invalidation(self._op).message if self.is_seized else woken(self._op).pack()
         try:
@@ -431,5 +437,6 @@ class Lease:
         tier = self._tier
         if self._is_arbitrated:
             message = woken(self._op).pack()
-            debt = Debt(self._key, token, self._length, message, self._counters, is_sure, tier.clock())
+            has_loaded, now = self._has_loaded, tier.clock()
+            debt = Debt(self._key, token, self._length, message, self._counters, is_sure, has_loaded, now)
             tier.leases.owe(debt, is_due=is_due)

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from .._codec import ALONE_AT, begins_alone, offers
 from .._fingerprint import NO_FINGERPRINT
@@ -16,6 +16,7 @@ from ._scripts import Call
 _SHORT = 1 << 14  # bytes of the longest value that travels with others
 _ANY_LENGTH = 1 << 62
 
+_KINDS: dict[bytes, Literal["own", "wait", "alone"]] = {b"OWN": "own", b"WAIT": "wait", b"ALONE": "alone"}
 _VALUE = (int, bytes)  # what PTTL and GETRANGE reply
 _MARK = ((bytes, type(None)),)  # what GET replies
 _LASTING_MARK = (*_MARK, int)  # with PTTL
@@ -334,7 +335,7 @@ def as_verdict(reply: Any, marks: tuple[bytes, ...], sent_at: float | None = Non
     left = left / 1000 if left > 0 else 0.0
     if kind == b"HIT":
         return Verdict("hit", Stored(reply[2], left), 0.0, marks)
-    return Verdict("wait" if kind == b"WAIT" else "own", None, left, marks, sent_at)
+    return Verdict(_KINDS[kind], None, left, marks, sent_at)
 
 
 def _answer(answer: asyncio.Future[Any] | Told, outcome: object) -> None:

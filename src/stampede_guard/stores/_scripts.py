@@ -4,6 +4,10 @@
 flight that holds it, with a `w` behind once somebody waits; only then is the end of the load published. Who is not
 permitted to publish stores all the same: whoever waits looks again by themselves. What an envelope looks like stands
 in `_codec`.
+
+In place of a lease there may be a `!`, for a second: a load has ended for which others waited, and its value was not
+stored. The next one's most likely would not be either, so flights that ask meanwhile load side by side, and store
+nothing. One second is four times the longest pause between two looks of a flight that waits.
 """
 
 import secrets
@@ -69,7 +73,7 @@ ACQUIRE = _script("""
     local holder = string.sub(lease or '', 1, 22)
     if lease and ARGV[4] ~= '*' and holder ~= ARGV[1] and holder ~= ARGV[5] then
       if #lease == 22 then redis.call('APPEND', KEYS[2], 'w') end
-      return {'WAIT', redis.call('PTTL', KEYS[2])}
+      return {lease == '!' and 'ALONE' or 'WAIT', redis.call('PTTL', KEYS[2])}
     end
     redis.call('SET', KEYS[2], ARGV[1] .. string.sub(lease or '', 23), 'PX', ARGV[2])
     return {'OWN', 0}
@@ -113,6 +117,7 @@ FILL = _script("""
       if mine ~= '' then lowest = math.max(lowest, (struct.unpack('>I8', mine, 39))) end
       if tonumber(ARGV[4]) < lowest then
         if ARGV[8] == '1' and redis.call('DEL', KEYS[1]) == 1 then redis.call('SET', KEYS[3], lowest, 'PX', ARGV[5]) end
+        if #lease > 22 then redis.pcall('SET', KEYS[2], '!', 'PX', 1000) end
         return 'OLD'
       end
     end
@@ -150,12 +155,16 @@ RENEW = _script("""
     return redis.call('PEXPIRE', KEYS[1], ARGV[2])
 """)
 
-# KEYS l · ARGV token, channel, message
+# KEYS l · ARGV token, channel, message, and 1 if there is a value that was not stored
 RELEASE = _script("""
     local lease = redis.call('GET', KEYS[1]) or ''
     if string.sub(lease, 1, 22) ~= ARGV[1] then return 0 end
-    if #lease > 22 then redis.pcall('PUBLISH', ARGV[2], ARGV[3]) end
-    return redis.call('DEL', KEYS[1])
+    redis.call('DEL', KEYS[1])
+    if #lease > 22 then
+      if ARGV[4] then redis.pcall('SET', KEYS[1], '!', 'PX', 1000) end
+      redis.pcall('PUBLISH', ARGV[2], ARGV[3])
+    end
+    return 1
 """)
 
 # KEYS any of v l g · ARGV lowest version from now on ("" none), life of g in ms, channel, message ("" none)

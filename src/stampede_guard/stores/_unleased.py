@@ -86,7 +86,7 @@ class Unleased:
         """Return that all is well."""
         return [True] * len(rights)
 
-    async def release(self, rights: Sequence[tuple[str, str, bytes]]) -> Sequence[bool]:
+    async def release(self, rights: Sequence[tuple[str, str, bytes, bool]]) -> Sequence[bool]:
         """Do nothing: there was no lease."""
         return [False] * len(rights)
 

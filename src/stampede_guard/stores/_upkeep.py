@@ -87,10 +87,23 @@ class Debt:
         counters: Where the outcome of the first attempt is counted.
         is_sure: Whether the lease was granted for certain. A request that was not answered may be executed after the
             release.
+        is_unstored: Whether there is a value that was not stored.
         owed_at: When the flight ended.
     """
 
-    __slots__ = ("counters", "due_at", "ends_at", "is_sure", "key", "length", "message", "owed_at", "pause", "token")
+    __slots__ = (
+        "counters",
+        "due_at",
+        "ends_at",
+        "is_sure",
+        "is_unstored",
+        "key",
+        "length",
+        "message",
+        "owed_at",
+        "pause",
+        "token",
+    )
 
     def __init__(  # noqa: PLR0917  # made by the lease alone
         self,
@@ -100,6 +113,7 @@ class Debt:
         message: bytes,
         counters: Counters,
         is_sure: bool,  # noqa: FBT001
+        is_unstored: bool,  # noqa: FBT001
         owed_at: float,
     ) -> None:
         self.key = key
@@ -108,6 +122,7 @@ class Debt:
         self.message = message
         self.counters = counters
         self.is_sure = is_sure
+        self.is_unstored = is_unstored
         self.owed_at = owed_at
         self.ends_at = owed_at + length
         self.pause = _PAUSE
@@ -263,7 +278,8 @@ class Upkeep:
 
     async def _release(self, node: str, debts: Sequence[Debt]) -> None:
         counters = debts[0].counters
-        ask = partial(self._store.release, [(debt.key, debt.token, debt.message) for debt in debts])
+        owed = [(debt.key, debt.token, debt.message, debt.is_unstored) for debt in debts]
+        ask = partial(self._store.release, owed)
         try:
             answers = await self._asking.ask("release", node, ask, counters, is_urgent=True)
         except NoAnswer:

@@ -274,12 +274,13 @@ class RedisStore:
             [Call(int, _scripts.RENEW, (f"{key}:l",), (token, _ms(lease))) for key, token, lease in rights]
         )
 
-    async def release(self, rights: Sequence[tuple[str, str, bytes]]) -> Sequence[bool | Exception]:
+    async def release(self, rights: Sequence[tuple[str, str, bytes, bool]]) -> Sequence[bool | Exception]:
         """Run RELEASE for each of *rights*."""
-        bus = self._bus
-        return await self._run_all(
-            [Call(int, _scripts.RELEASE, (f"{key}:l",), (token, bus, message)) for key, token, message in rights]
-        )
+        calls: list[Call] = []
+        for key, token, message, is_unstored in rights:
+            args = (token, self._bus, message)
+            calls.append(Call(int, _scripts.RELEASE, (f"{key}:l",), (*args, 1) if is_unstored else args))
+        return await self._run_all(calls)
 
     async def invalidate(self, key: str, version: int | None, message: bytes) -> None:
         """Run INVALIDATE; key by key where the keys of a slot that is on its way are at two nodes."""
