@@ -66,7 +66,7 @@ class Course:
         kept = operation.isolate_value(value, operation.encode(value)) if policy.isolate else value
         holds = self._still_holds(flight)
         if flight.is_refresh:
-            self._replace(flight, holds=holds, is_told=self._site.backplane is None or operation.is_local)
+            self._replace(flight, is_told=self._site.backplane is None or operation.is_local)
         if holds:
             self._keep(flight, kept, None)  # 7
         elif not flight.landed:
@@ -115,20 +115,21 @@ class Course:
                 flight.op, kept, ttl if life is None else min(ttl, life), flight.tags, self._generation
             )
 
-    def _replace(self, flight: Flight[Any], *, holds: bool, is_told: bool) -> None:
+    def _replace(self, flight: Flight[Any], *, is_told: bool) -> None:
         """Let nothing that is older than what a refresh has loaded be found anywhere.
 
         Args:
             flight: The refresh's.
-            holds: Whether nothing has come that overtakes it.
             is_told: Whether the store has nothing older, and other processes know; if not, both will be told.
         """
         here, op = self._site, flight.op
-        # What has read the older value must not store it in L1. An invalidation that came meanwhile has seen to that,
-        # and what began after it may be newer than this.
-        if holds or flight.is_followed or self._is_private or not is_told:
-            here.epochs.bump(op)
-        here.memory.drop(op)  # but not the flight of the next refresh
+        # What has read the older value in the store must not keep it in L1, nor be joined: also what began after an
+        # invalidation, or after a gap on the bus, which overtook this refresh and left the store as it was.
+        here.epochs.bump(op)
+        here.memory.drop(op)
+        current = here.board.flights.get(op)
+        if current is not None and not current.is_refresh:  # the next refresh reads nothing in the store
+            here.board.forget(op)
         self._sites.tell_others(Change("op", op, is_stored=not is_told))
         if not is_told and here.tier is not None:
             flight.confirmation = here.tier.send(here.tier.invalidation(op))
@@ -173,7 +174,7 @@ class CourseByStore(Course):
                 flight.stop_clock()
         holds = is_latest and self._still_holds(flight)
         if flight.is_refresh:
-            self._replace(flight, holds=holds, is_told=self.lease.is_final)
+            self._replace(flight, is_told=self.lease.is_final)
         if holds:
             self._keep(flight, kept, life)  # 7
         elif not flight.landed:

@@ -96,6 +96,7 @@ class Flight(Generic[T]):
 
     __slots__ = (
         "__weakref__",
+        "_ahead",
         "_counters",
         "_deadlines",
         "_eager",
@@ -146,6 +147,7 @@ class Flight(Generic[T]):
         self.confirmation: Any = None  # that what a refresh could not replace is gone
         self.loader_called = False  # what it reads may be older than whoever comes now
         self._turn: asyncio.Future[None] | None = None  # done once the flight before this one has landed
+        self._ahead: Flight[Any] | None = None  # that one, until then
         self.next_turn: asyncio.Future[None] | None = None  # the same of the flight behind this one
         self.is_held = False  # it waits for a load in another process
         self.on_rest: Callable[[], object] | None = None  # called once it is held, and once it is over
@@ -282,12 +284,8 @@ class Flight(Generic[T]):
         """Let `turn` wait until *other* has landed; that makes no waiter of it, so *other* may be abandoned."""
         turn: asyncio.Future[None] = self.loop.create_future()
         self._turn = other.next_turn = turn
+        self._ahead = other
         self.awaits = {turn: Wait(other, None)}
-
-    @property
-    def is_followed(self) -> bool:
-        """Whether another flight waits until this one has landed."""
-        return self.next_turn is not None
 
     @property
     def is_queued(self) -> bool:
@@ -301,6 +299,7 @@ class Flight(Generic[T]):
         try:
             await turn
         finally:
+            self._ahead = None
             del self.awaits[turn]
 
     def show(self) -> Held:
@@ -530,7 +529,7 @@ class Flight(Generic[T]):
         if self.landed:
             return
         self.landed = True
-        self.board.clear(self)
+        self.board.clear(self, self._ahead)
         self._counters.in_flight -= 1
         waiters, self._waiters = self._waiters, []
         if self._was_joined and not self._present:
@@ -787,11 +786,17 @@ class Scoreboard:
             flight.hide()
         self.flights.clear()
 
-    def clear(self, flight: Flight[Any]) -> None:
-        """Take *flight* off the board, if it is the current one: a newer one may have its place."""
+    def clear(self, flight: Flight[Any], ahead: Flight[Any] | None = None) -> None:
+        """Take *flight* off the board, if it is the current one: a newer one may have its place.
+
+        If it was to begin after *ahead*, which is up, that is the current one again: who comes now waits for it, and
+        does not load beside it.
+        """
         if self.flights.get(flight.op) is flight:
             del self.flights[flight.op]
             flight.hide()
+            if ahead is not None and not ahead.landed:
+                self.flights[flight.op] = ahead
 
     def retire(self, flight: Flight[Any]) -> None:
         """Let go of a flight whose task has ended."""

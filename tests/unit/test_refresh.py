@@ -11,6 +11,7 @@ from leasing import LeasingDouble, Server, eventually
 from stampede_guard import Guard, InvalidationPending, LoadCancelled, RecursiveLoad, _backplane, coalesce, coalesce_many
 from stampede_guard._operation import Operation
 from stampede_guard._policy import Options, Policy
+from stampede_guard.stores import Verdict
 from stampede_guard.testing import FaultStore, Gate, ManualClock
 
 Pause = Callable[[], Awaitable[None]]
@@ -147,6 +148,25 @@ async def test_next_refresh_that_is_left(guard: Guard, pause: Pause) -> None:
     assert "soup" == await calls[0]
     await pause()
     assert (["soup"], 0) == (database.reads, guard.stats().in_flight)
+
+
+async def test_refreshes_that_are_left_multiply_no_loads(guard: Guard, pause: Pause) -> None:
+    """However many leave before their turn, the next waits for the one that loads, and is not beside it."""
+    operation, database = plain(guard, ttl=60, on_abandon="cancel"), Database()
+    first = asyncio.create_task(guard.refresh(operation, OP, database.read))
+    await database.gates[0].arrivals(1)
+    for _ in range(3):
+        left = asyncio.create_task(guard.refresh(operation, OP, database.read))
+        await pause()
+        left.cancel()
+        await pause()
+    database.row = "salad"
+    last = asyncio.create_task(guard.refresh(operation, OP, database.read))
+    await pause()
+    database.open()
+
+    assert ("soup", "salad") == (await first, await last)
+    assert (["soup", "salad"], 1) == (database.reads, database.most)
 
 
 async def test_next_refresh_and_an_invalidation(guard: Guard, pause: Pause) -> None:
@@ -335,6 +355,32 @@ async def test_refresh_without_an_answer(
     assert tier is not None
     await tier.settle_all()
     await nothing_old_is_left(fleet, server)
+
+
+async def test_refresh_is_followed_by_nothing_older_after_the_bus_was_lost(fleet: tuple[Process, Process]) -> None:
+    """What began to read after a gap on the bus, and before the fill, is not remembered after the refresh."""
+    here, _ = fleet
+    here.database.gates[0] = Gate()
+    refresh = here.refresh()
+    await here.database.gates[0].arrivals(1)
+    here.guard._site().hear_cleared()
+    late, acquire = Gate(), here.store.acquire
+
+    async def answer_late(*args: Any) -> Verdict:
+        verdict = await acquire(*args)
+        await late.passage()
+        return verdict
+
+    here.store.acquire = answer_late  # type: ignore[method-assign]
+    call = asyncio.create_task(here.ask())
+    await late.arrivals(1)
+    here.database.gates[0].open()
+
+    assert "new" == await refresh
+    here.store.acquire = acquire  # type: ignore[method-assign]
+    assert "new" == await here.ask()
+    late.open()
+    assert ("old", "new") == (await call, here.remembered())
 
 
 async def test_confirmed_refresh_is_said_again_after_a_failover(fleet: tuple[Process, Process], server: Server) -> None:
