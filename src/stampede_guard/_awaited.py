@@ -7,6 +7,7 @@ these, either at once, or through what `gather`, `wait`, `shield` and task group
 
 import asyncio
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -38,6 +39,8 @@ def _woken_by(future: Any) -> Iterator[Any]:
                 yield getattr(part, "_parent_task", None)
             elif isinstance(part, asyncio.Queue):  # of `as_completed`
                 yield from getattr(part, "_getters", ())
+            elif asyncio.isfuture(end := getattr(part, "_on_completed_fut", None)):
+                yield end  # of AnyIO's task group, while its block ends
 
 
 def _parts_of(callback: Any) -> Iterator[Any]:
@@ -48,9 +51,14 @@ def _parts_of(callback: Any) -> Iterator[Any]:
     held = getattr(callback, "__self__", None)
     yield held
     yield getattr(held, "_done", None)  # `as_completed` is an object since 3.13
-    if "FIRST_COMPLETED" not in (variables := _variables_of(callback)):  # of `wait`: others may end it
-        yield from variables
+    variables = _variables_of(callback)
+    if not any(isinstance(each, str) and each == "FIRST_COMPLETED" for each in variables):
+        yield from variables  # but not those of such a `wait`, which others may end
 
 
 def _variables_of(callback: Any) -> list[Any]:
-    return [cell.cell_contents for cell in getattr(callback, "__closure__", None) or ()]
+    found: list[Any] = []
+    for cell in getattr(callback, "__closure__", None) or ():
+        with suppress(ValueError):  # it is empty
+            found.append(cell.cell_contents)
+    return found

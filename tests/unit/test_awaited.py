@@ -2,6 +2,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import anyio
 import pytest
 
 from stampede_guard._awaited import is_awaited_by
@@ -47,7 +48,15 @@ async def by_as_completed(task: "asyncio.Task[Any]") -> None:
         await each
 
 
-@pytest.mark.parametrize("tie", [by_await, by_gather, by_wait, by_wait_for, by_shield, by_another, by_as_completed])
+async def by_anyio(task: "asyncio.Task[Any]") -> None:
+    """Wait for what waits for it in a task group of AnyIO's."""
+    async with anyio.create_task_group() as group:
+        group.start_soon(by_await, task)
+
+
+@pytest.mark.parametrize(
+    "tie", [by_await, by_gather, by_wait, by_wait_for, by_shield, by_another, by_as_completed, by_anyio]
+)
 async def test_seen(tie: Tie, pause: Pause) -> None:
     """In each of asyncio's ways to wait for a task, that is seen; the other way round it is not so."""
     gate = Gate()
@@ -123,6 +132,34 @@ async def test_ring_of_futures_ends() -> None:
 
     future.add_done_callback(again)
     seen = is_awaited_by(future, other)
+    future.cancel()
+    await other
+
+    assert not seen
+
+
+class _Array:
+    """What is equal to nothing, and different from nothing."""
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __eq__(self, other: object) -> bool:
+        raise ValueError
+
+
+async def test_callbacks_of_others_are_no_obstacle() -> None:
+    """A callback may hold variables that are not set yet, or that cannot be compared."""
+    loop = asyncio.get_running_loop()
+    future, other = loop.create_future(), asyncio.create_task(asyncio.sleep(0))
+    array = _Array()
+    later: int
+
+    def call(_: Any) -> Any:
+        return array, later
+
+    future.add_done_callback(call)
+    seen = is_awaited_by(future, other)
+    later = 1
     future.cancel()
     await other
 
