@@ -993,19 +993,20 @@ async def test_refresh_that_fails(guard: Guard) -> None:
 
 
 async def test_concurrent_refreshes_share(guard: Guard, gate: Gate) -> None:
-    """Two who refresh at once share one load."""
+    """Callers that refresh while a refresh loads share the next load."""
 
     @coalesce(guard=guard, ttl=5)
     async def load() -> int:
         await gate.passage()
         return gate.arrived
 
-    refreshes = [asyncio.create_task(load.refresh()) for _ in range(2)]
+    refreshes = [asyncio.create_task(load.refresh())]
     await gate.arrivals(1)
+    refreshes += [asyncio.create_task(load.refresh()) for _ in range(2)]
     await asyncio.sleep(0)
     gate.open()
 
-    assert [1, 1] == await asyncio.gather(*refreshes)
+    assert [1, 2, 2] == await asyncio.gather(*refreshes)
 
 
 async def test_refresh_does_not_join_an_older_flight(guard: Guard, gate: Gate) -> None:

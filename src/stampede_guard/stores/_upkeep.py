@@ -237,6 +237,7 @@ class Upkeep:
     async def _work(self, node: str) -> None:
         """Renew and release what is due at *node*, all of it side by side, until nothing is."""
         try:
+            await asyncio.sleep(0)  # an eager task begins inside `_send`, before all that is due has come
             while due := self._due.pop(node, None):
                 rights = [each for each in due if isinstance(each, Right) and each in self._held]
                 debts = [each for each in due if isinstance(each, Debt) and self._is_open(each)]
