@@ -65,7 +65,7 @@ def docs(session: nox.Session) -> None:
 
 @nox.session
 def faults(session: nox.Session) -> None:
-    """Look for stale values at length, undisturbed and under faults; measure how fast a cluster wakes up: 6 minutes."""
+    """Look for stale values at length, undisturbed and under faults; measure how fast a cluster wakes up: 7 minutes."""
     session.install("-e", ".[dev]")
     for disturbance in ([], ["--faults", "pubsub"], ["--faults", "replies"], ["--faults", "failover"]):
         session.run("python", "tests/cluster/consistency.py", "--seconds", "60", *disturbance)

@@ -14,12 +14,15 @@ class Detour:
     Attributes:
         port: Where new connections lead to.
         lateness: Seconds by which whatever a server says to its listeners is late; nothing of it is lost.
+        flows: Set unless nothing that a server says is to arrive.
         opened: How many connections were made.
     """
 
     def __init__(self, port: int) -> None:
         self.port = port
         self.lateness = 0.0
+        self.flows = asyncio.Event()
+        self.flows.set()
         self.opened = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
@@ -75,6 +78,7 @@ class Detour:
     ) -> None:
         with suppress(OSError):
             while chunk := await source.read(1 << 16):
+                await self.flows.wait()
                 due.put_nowait((monotonic() + (self.lateness if listens.is_set() else 0.0), chunk))
 
 
