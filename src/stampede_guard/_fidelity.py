@@ -41,6 +41,8 @@ class Comparison:
             return self._equal(ours, theirs)
         if isinstance(ours, list | tuple):
             return self._sequences(ours, theirs)
+        if isinstance(ours, AbstractSet):  # `==` would not tell its members' types
+            ours, theirs = dict.fromkeys(ours), dict.fromkeys(theirs)
         return self._mappings(ours, theirs) if isinstance(ours, Mapping) else self._others(ours, theirs)
 
     def _sequences(self, ours: Any, theirs: Any) -> str | None:
@@ -91,9 +93,7 @@ class Comparison:
         if isinstance(ours, _SHOWN):
             is_same = repr(ours) == repr(theirs)
         elif isinstance(ours, datetime | time):
-            is_same = ours == theirs and ours.utcoffset() == theirs.utcoffset()
-        elif isinstance(ours, AbstractSet):
-            is_same = ours == theirs and {*map(_type, ours)} == {*map(_type, theirs)}
+            is_same = ours == theirs and _moment_of(ours) == _moment_of(theirs)
         else:
             is_same = self._say_so(ours, theirs)
         return None if is_same else f" comes back as another {type(ours).__qualname__}"
@@ -116,6 +116,11 @@ def _is_atom(one: Any, other: Any) -> bool:
 def _type(value: object) -> type:
     """Return the class of *value*; asyncpg's UUIDs are of a subclass that is meant to pass for the real one."""
     return UUID if isinstance(value, UUID) else type(value)
+
+
+def _moment_of(value: datetime | time) -> object:
+    """Return what `==` leaves out: the offset, or which of two times without one, when clocks are put back."""
+    return value.fold if value.tzinfo is None else value.utcoffset()
 
 
 def _is_told_by_identity(kind: Any) -> bool:
