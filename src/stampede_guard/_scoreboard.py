@@ -10,6 +10,7 @@ After *singleflight* (golang.org/x/sync) and the debouncer of "Avoiding cache st
 
 import asyncio
 import logging
+import os
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ from contextvars import Context, ContextVar
 from functools import partial
 from math import inf
 from typing import Any, Generic, NoReturn, Protocol, TypeVar, cast, final
-from weakref import ref
+from weakref import WeakSet, ref
 
 from ._awaited import is_awaited_by
 from ._deadlines import Budgets, Deadlines
@@ -510,6 +511,10 @@ class Flight(Generic[T]):
         self.board.retire(self)
         self._land(None, LoadCancelled(f"{self.op}: its event loop was closed"))
 
+    def disown(self) -> None:
+        """Count it no more: it is the parent's, of which this process was forked."""
+        self._counters.in_flight -= not self.landed
+
     def _finish(self, value: T | None, error: Exception | None) -> None:
         """Settle everybody: the load is over."""
         self.board.retire(self)
@@ -666,6 +671,7 @@ class Scoreboard:
         self.budgets = Budgets()
         self.flights: dict[str, Flight[Any]] = {}
         self._up: set[Flight[Any]] = set()  # all that still run, the forgotten ones too
+        _all_boards.add(self)
 
     async def debounce(self, op: str, load: Load[T]) -> T:
         """Return what *load* returns, run once for all who ask for *op* meanwhile.
@@ -832,9 +838,30 @@ class Scoreboard:
                 steps.append(flight.looked())
         return steps
 
+    def disown(self) -> None:
+        """Forget flights that will never land here: this process was forked."""
+        self.flights.clear()
+        for flight in self._up:
+            flight.disown()
+        _left_behind.append(self._up)
+        self._up = set()
+
     def stats(self) -> Stats:
         """Return a snapshot of what was called, shared and run."""
         return snapshot(self._counters)
 
     def __repr__(self) -> str:
         return f"<Scoreboard {len(self.flights)} flights>"
+
+
+_all_boards: "WeakSet[Scoreboard]" = WeakSet()
+_left_behind: list[set[Flight[Any]]] = []  # kept: the end of their tasks would run clean-up that is the parent's
+
+
+def _disown_all() -> None:
+    for board in _all_boards:
+        board.disown()
+
+
+if hasattr(os, "register_at_fork"):  # pragma: no branch  # not on Windows
+    os.register_at_fork(after_in_child=_disown_all)

@@ -7,7 +7,7 @@ from contextvars import ContextVar
 from datetime import timedelta
 from functools import partial
 from typing import Any
-from weakref import ref
+from weakref import WeakSet, ref
 
 import pytest
 
@@ -609,6 +609,25 @@ def test_another_running_loop_is_refused(make_loop: MakeLoop) -> None:
         there.run_until_complete(board.debounce(OP, never))
     gate.open()
     assert "soup" == here.run_until_complete(call)
+
+
+def test_child_of_a_fork_loads_for_itself(make_loop: MakeLoop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where this process was forked, flights of the parent's loops are neither joined, nor waited for, nor counted."""
+    monkeypatch.setattr(_scoreboard, "_all_boards", WeakSet())
+    monkeypatch.setattr(_scoreboard, "_left_behind", [])
+    board, parents, childs = Scoreboard(), make_loop(), make_loop()
+    gate, opened = Gate(), Gate()
+    call = parents.create_task(board.debounce(OP, gated(gate)))
+    parents.run_until_complete(gate.arrivals(1))
+
+    _scoreboard._disown_all()
+    opened.open()
+
+    assert 0 == board.stats().in_flight
+    assert "salad" == childs.run_until_complete(board.debounce(OP, gated(opened, "salad")))
+    childs.run_until_complete(board.drain(5))
+    gate.open()
+    parents.run_until_complete(call)
 
 
 def test_loop_closed_over_a_load(make_loop: MakeLoop) -> None:
