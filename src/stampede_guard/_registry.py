@@ -74,8 +74,10 @@ class _Claim:
     @property
     def is_in_use(self) -> bool:
         """Whether what was decorated is still there."""
-        if self.owner() is not None:
-            gc.collect()  # it may be garbage, in a cycle
+        for generation in range(3):  # it may be garbage, in a cycle; most of that is young, which is quickly found
+            if self.owner() is None:
+                break
+            gc.collect(generation)
         return self.owner() is not None
 
     def has_code_of(self, other: "_Claim") -> bool:

@@ -143,6 +143,32 @@ def test_function_in_a_dead_cycle_frees_its_ops(guard: Guard) -> None:
     assert [second._operation] == list(guard._registry.operations())
 
 
+def test_young_garbage_takes_no_full_collection(guard: Guard, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A class that a request defines, and leaves, is found at the next by a look at the youngest objects alone."""
+    collected: list[int] = []
+    collect = gc.collect
+
+    def note(generation: int) -> int:
+        collected.append(generation)
+        return collect(generation)
+
+    def request(answer: str) -> None:
+        class Menus:
+            @coalesce("menu-{item}", guard=guard, ignore=("self",))
+            async def load(self, item: int) -> str:
+                return answer
+
+    monkeypatch.setattr(gc, "collect", note)
+    gc.disable()  # else what is left may grow older between the two
+    try:
+        request("soup")
+        request("salad")
+    finally:
+        gc.enable()
+
+    assert [0] == collected
+
+
 class Module:
     """A module whose source is run, once or more often.
 
