@@ -182,7 +182,7 @@ class Operation:
         try:
             payload = codec.encode(value)
             why = self._changed(value, payload) if self._has_to_prove(kind) else None
-        except Exception as error:  # noqa: BLE001  # whatever a codec raises, the value is the loader's answer
+        except Exception as error:  # noqa: BLE001  # any error of a codec leaves the value the loader's answer
             what = f"{type(error).__name__}: {error}" if isinstance(error, _SPEAKABLE) else type(error).__name__
             payload, why = b"", f"its codec cannot store it and read it back ({what})"
         if why is None:

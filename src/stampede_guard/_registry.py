@@ -227,7 +227,7 @@ def _replaces(claim: _Claim, rival: _Claim) -> bool:
     is_again = claim.has_code_of(rival) and claim.spec.recipe == rival.spec.recipe
     if is_again and (claim.spec.is_local or not claim.has_closure):  # an instance's ops are its own
         return False
-    # Whoever builds the ops answers for them.
+    # A key function of the user's decides which ops are shared.
     if (claim.name == rival.name and claim.spec.is_explicit) or claim.reloads(rival) or not rival.is_in_use:
         return True
     if is_again:

@@ -146,7 +146,7 @@ class Flight(Generic[T]):
         self.on_abandon: OnAbandon = on_abandon
         self.is_refresh = False
         self.confirmation: Any = None  # that what a refresh could not replace is gone
-        self.loader_called = False  # what it reads may be older than whoever comes now
+        self.loader_called = False  # what it reads may be older than a caller that comes now
         self._turn: asyncio.Future[None] | None = None  # done once the flight before this one has landed
         self._ahead: Flight[Any] | None = None  # that one, until then
         self.next_turn: asyncio.Future[None] | None = None  # the same of the flight behind this one

@@ -117,7 +117,7 @@ class Site:
         self.board.forget_all()
 
     def forget_replaced(self) -> None:
-        """Let nobody join a flight of a function that was defined anew; memory finds its entries to be over."""
+        """Let no caller join a flight of a function that was defined anew; memory finds its entries to be over."""
         self.board.forget_replaced()
 
     def hide_flights(self) -> None:

@@ -13,7 +13,7 @@ class Detour:
 
     Attributes:
         port: Where new connections lead to.
-        lateness: Seconds by which whatever a server says to its listeners is late; nothing of it is lost.
+        lateness: Seconds by which all that a server says to its listeners is late; nothing of it is lost.
         flows: Set unless nothing that a server says is to arrive.
         opened: How many connections were made.
     """

@@ -99,7 +99,7 @@ async def caught_up(guard: Guard, admin: Redis) -> None:
 
 
 async def echoed(guard: Guard) -> None:
-    """Let *guard* send itself an echo, and wait until it has heard it, and so whatever was said before."""
+    """Let *guard* send itself an echo, and wait until it has heard it, and so all that was said before."""
     backplane = backplane_of(guard)
     await backplane._send_echo()
     await until(lambda: not backplane._echoes, "the echo")

@@ -505,7 +505,7 @@ async def stored(admin: Redis, key: str) -> list[bytes | None]:
 
 
 async def test_values_of_several_releases_stand_side_by_side(acquire: Run, fill: Run, admin: Redis, key: str) -> None:
-    """A release finds its own value, whoever stored last; what it has not stored is not there for it."""
+    """A release finds its own value, also when another stored last; what it has not stored is not there for it."""
     for release, payload in zip(RELEASES[:3], (b"soup", b"", b"salad"), strict=True):
         assert [b"OWN", 0] == await acquire(MINE, fingerprint=release)
         assert await fill(MINE, payload=payload, fingerprint=release) == b"OK"
@@ -612,7 +612,7 @@ async def test_versions_are_those_of_a_release(acquire: Run, fill: Run, admin: R
 async def test_envelope_that_is_not_whole_is_replaced(
     change: str, acquire: Run, fill: Run, admin: Redis, key: str
 ) -> None:
-    """Nothing is kept of an envelope that somebody has changed."""
+    """Nothing is kept of an envelope that was changed."""
     foreign = {
         "cut": seal("menus:menu-7", b"soup", THEIRS, fingerprint=RELEASES[0])[:-1],
         "too many": seal("menus:menu-7", b"soup", THEIRS, fingerprint=RELEASES[0]).replace(b"\x01", b"\x05", 1) * 9,

@@ -172,7 +172,7 @@ class GuardMachine(RuleBasedStateMachine):
 
     @rule(op=OPS)
     def refresh(self, op: str) -> None:
-        """Somebody refreshes, unless another refresh is up, which would be waited for: that has tests of its own."""
+        """A caller refreshes, unless another refresh is up, which would be waited for: that has tests of its own."""
         if any(flight.op == op and flight.is_refresh for flight in self.model.up):
             return
         call = self._start(self.guard.refresh(self.operation, op, self._load))

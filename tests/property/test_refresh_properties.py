@@ -165,7 +165,7 @@ ACTS = [
 def test_i13_a_refresh_leaves_nothing_older(
     acts: list[Any], options: dict[str, Any], max_bytes: int, make_loop: MakeLoop
 ) -> None:
-    """Who refreshes after a write gets it, and who reads after a refresh gets nothing older, whatever goes wrong."""
+    """A refresh after a write returns it, and a read after a refresh returns nothing older, under any fault."""
 
     async def act() -> list[str]:
         shop = Shop(max_bytes, options)

@@ -157,7 +157,7 @@ def types_of_functions() -> None:
 
 @coalesce
 async def of_object(key: object) -> Menu:
-    """Take whatever there is, a class among others."""
+    """Take any object, a class among others."""
     return Menu(hash(key))
 
 

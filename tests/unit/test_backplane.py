@@ -148,7 +148,7 @@ async def test_echo(ear: Ear) -> None:
 
 
 async def test_late_bus(ear: Ear) -> None:
-    """Whatever others say, a bus on which all comes late earns no trust by it."""
+    """A bus on which all messages come late is not trusted, also when others send many."""
     trusted_until = ear.audience.trusted_until
     ear.store.holds_echoes = True
     for number in range(20):
@@ -410,7 +410,7 @@ async def test_closing(ear: Ear) -> None:
 
 
 async def test_beats(fresh: Ear, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An echo is sent each second, and heard, whatever else is said; others are told nothing."""
+    """An echo is sent each second, and heard, beside all other messages; it reaches no other process."""
     monkeypatch.setattr(_backplane, "_BEAT", 0.001)
     await fresh.backplane.open(10)
     fresh.audience.heard.clear()

@@ -178,7 +178,7 @@ INNER = {"One": 1, "deep": [2]}
     ids=str,
 )
 def test_models_with_aliases(annotation: Any, value: Any) -> None:
-    """A model comes back by the names of its fields, whatever they are called outside."""
+    """A model comes back by the names of its fields, and not by their aliases."""
     codec = codec_for(annotation)
 
     assert value == codec.decode(codec.encode(value))

@@ -99,7 +99,7 @@ DIFFERENT: list[Any] = [
 
 
 def test_shapes_have_fingerprints_of_their_own() -> None:
-    """Whatever is encoded in another way, or holds another field, has another fingerprint, of eight bytes."""
+    """A type that is encoded in another way, or holds another field, has another fingerprint, of eight bytes."""
     fingerprints = [fingerprint_for(annotation) for annotation in DIFFERENT]
 
     assert len(fingerprints) == len({*fingerprints})

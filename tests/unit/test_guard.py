@@ -181,7 +181,7 @@ def assert_copies(menu: list[list[str]], *copies: list[list[str]]) -> None:
 @pytest.mark.parametrize("first", [False, True])
 @pytest.mark.parametrize("is_kept", [False, True])
 async def test_isolation_is_the_callers_own(*, is_kept: bool, first: bool) -> None:
-    """Whatever kept the answer, or loads it: a caller with `isolate` gets a copy, and one without may get the thing."""
+    """A caller with `isolate` gets a copy however the answer was kept or is loaded; one without may get the thing."""
     guard, gate, menu = Guard(), Gate(), [["soup"]]
 
     async def load() -> list[list[str]]:

@@ -175,7 +175,7 @@ def test_value_that_cannot_be_stored(
 
 @pytest.mark.parametrize("codec", [OneWay(), Secretive()])
 def test_codec_that_raises(codec: Any, caplog: pytest.LogCaptureFixture) -> None:
-    """Whatever a codec of one's own raises means that the value is not stored; its text may quote the value."""
+    """Any error of a codec of one's own means that the value is not stored; its text may quote the value."""
     assert operation(codec=codec).encode("hunter2") is None
     assert "hunter2" not in caplog.text
     assert "Error)" in caplog.text

@@ -315,7 +315,7 @@ async def _another_server(here: Process, there: Process, server: Server) -> None
 async def test_refresh_that_is_not_stored_leaves_nothing_older(
     happens: Any, row: str, options: Any, fleet: tuple[Process, Process], server: Server
 ) -> None:
-    """Whatever keeps the value of a refresh from being stored, the older one is gone when it returns, everywhere."""
+    """When the value of a refresh is not stored, for any reason, the older one is gone when it returns, everywhere."""
     here, there = fleet
     here.database.gates[0] = Gate()
     refresh = here.refresh(row, **options)
@@ -334,7 +334,7 @@ async def test_refresh_without_an_answer(
     fleet: tuple[Process, Process],
     server: Server,
 ) -> None:
-    """When the store hangs, who refreshes gets the value in an error, and nothing older here; later nobody does."""
+    """When the store hangs, a refresh raises with the value; nothing older is answered here, and later nowhere."""
     here, _ = fleet
     here.database.gates[0] = Gate()
     if not is_up:

@@ -465,7 +465,7 @@ async def test_definitions_forget_their_own_alone(guard: Guard) -> None:
 
 
 async def test_closure_after_a_dead_one_and_others(guard: Guard) -> None:
-    """What a dead closure left is known to be its own, whatever was decorated meanwhile."""
+    """What a dead closure left is known to be its own, also after other decorations."""
     await closure(guard, "one")(7)
     gc.collect()
     await plain(guard)(7)

@@ -276,7 +276,7 @@ async def test_forgotten_flight_answers_those_who_waited() -> None:
 
 
 async def test_flights_of_a_function_defined_anew() -> None:
-    """`forget_replaced` lets nobody join a flight whose function was defined anew, and leaves the others alone."""
+    """`forget_replaced` lets no caller join a flight whose function was defined anew, and leaves the others alone."""
     board, gate, lineage = Scoreboard(), Gate(), Lineage()
     calls = [asyncio.create_task(board.debounce(op, gate.passage)) for op in "abc"]
     await gate.arrivals(3)

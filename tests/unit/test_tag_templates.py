@@ -177,7 +177,7 @@ def test_wrong_template(tag: str, message: str) -> None:
 
 @pytest.mark.parametrize("tag", ["menus", "restaurant:7", "{", "{}", "{x}", '{"a": 1}', "{ x }", "{0}", "100 %"])
 def test_literal_means_itself(tag: str) -> None:
-    """A tag without values is that tag, whatever its characters."""
+    """A tag without values is that tag, with any characters."""
     assert tag == spell_tag(tag, {})
 
 

@@ -101,7 +101,7 @@ def there(server: Server) -> Process:
 
 
 async def test_lease_is_renewed_from_the_grant_until_the_fill(here: Process, server: Server) -> None:
-    """Whatever the flight does meanwhile, its lease is renewed each quarter of its life; filled, it is not any more."""
+    """During the whole flight its lease is renewed each quarter of its life; filled, it is not any more."""
     lease = await here.owned()
     for _ in range(12):
         await here.after(0.5)
@@ -167,7 +167,7 @@ async def test_timer_that_was_overtaken(here: Process) -> None:
 
 
 async def test_timer_fires_by_itself(server: Server) -> None:
-    """Nobody has to look: the event loop does."""
+    """The event loop runs the timer without any call."""
     loop = asyncio.get_running_loop()
     store = LeasingDouble(server)
     lease = Tier(store, "menus", 100, loop.time).lease("menu-7", (), 0.003, 60, Counters())
@@ -201,7 +201,7 @@ async def test_lease_that_was_lost(here: Process, server: Server) -> None:
 
 
 async def test_loss_that_is_learnt_after_the_flight(here: Process, server: Server) -> None:
-    """A renewal that is answered when its flight is over concerns nobody; nor does one that was not sent by then."""
+    """A renewal that is answered when its flight is over has no effect; nor has one that was not sent by then."""
     lease, other = await here.owned(), await here.owned("menu-8")
     server.leases.clear()
     gate = here.store.gate = Gate()
@@ -516,7 +516,7 @@ async def test_closing_tries_once_more(here: Process, server: Server) -> None:
 
 
 async def test_flight_that_ends_after_closing(here: Process) -> None:
-    """A flight that is left behind has nobody left to ask."""
+    """A flight that outlives its tier has no store left to ask."""
     lease = await here.owned()
     await here.tier.aclose()
     lease.let_go()

@@ -238,7 +238,7 @@ class LeasingStore(Protocol):
         """Store *envelope* for *life* seconds and give the right back; return whether *token* still had it.
 
         Values with other fingerprints than the one in *envelope* may stay beside it, but not if *tell_all*.
-        *message* is published if somebody waits, or if *tell_all*. A refusal then drops the value, too: it may be
+        *message* is published if another flight waits, or if *tell_all*. A refusal then drops the value, too: it may be
         older. A version that was too low with it is the lowest that is acceptable from then on.
         """
         ...

@@ -50,7 +50,7 @@ class Lease:
     Attributes:
         is_owned: Whether this flight has the right to load and store, as far as it knows.
         is_blind: Whether the store did not answer: nobody knows what happens to the op elsewhere.
-        is_seized: Whether the right was taken from whoever had it: this is a refresh.
+        is_seized: Whether the right was taken from another flight: this is a refresh.
         is_final: Whether a refresh has left nothing in the store that is older than what it has loaded, for certain.
         left: Seconds until the lease of whoever is loading expires, after `ask` said `"wait"`.
         was_undecodable: Whether there was something that is no value of the op's.
@@ -219,7 +219,7 @@ class Lease:
 
     def _go_blind(self, silence: NoAnswer) -> None:
         self.is_blind = True
-        # The question was sent, and not answered; or it was answered, and nobody looked. It may have been a yes.
+        # The question was sent, and not answered; or the answer was not read. It may have granted the lease.
         why = silence.__cause__
         was_sent = why is not None and not isinstance(why, Refused | Crowded)
         was_begun, self._begun = self._begun is not None, None
@@ -364,7 +364,7 @@ class Lease:
             version: The value's version, if its operation has them.
             still_holds: Whether nothing was invalidated in this process since the load began.
 
-        A refresh that is refused leaves no value in the store: whoever has the right now began to load after it.
+        A refresh that is refused leaves no value in the store: the flight that has the right now began after it.
 
         Returns:
             Whether the value is, as far as anybody knows, the one to remember: `False` when the store said no.

@@ -2,7 +2,7 @@
 
 `v` is the value, `l` the lease, `g` the lowest acceptable version, `t` a tag's mark. A lease is the token of the
 flight that holds it, with a `w` behind once somebody waits; only then is the end of the load published. Who is not
-permitted to publish stores all the same: whoever waits looks again by themselves. What an envelope looks like stands
+permitted to publish stores all the same: waiting flights look again by themselves. What an envelope looks like stands
 in `_codec`.
 
 In place of a lease there may be a `!`, for a second: a load has ended for which others waited, and its value was not

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ._tier import Tier
 
 _AT_ONCE = 256  # invalidations under way: two batches of the Redis store's
-_UNCOUNTED = Counters()  # for upkeep, which is nobody's call
+_UNCOUNTED = Counters()  # for upkeep, which belongs to no call
 
 
 class Confirmation:
@@ -67,7 +67,7 @@ class Sender:
 
     def _start(self) -> None:
         self._workers += 1
-        # Not by the loop's factory, and in a context that is nobody's.
+        # Not by the loop's factory, and in an empty context, because it serves all callers.
         loop = asyncio.get_running_loop()
         task = asyncio.Task(self._work(), loop=loop, name="invalidations", context=Context())
         self._upkeep.add(task)

@@ -45,7 +45,7 @@ class Unleased:
         unwanted: bytes,
         marks_life: float,  # as above
         former: str = "",  # as above
-        fingerprint: bytes = NO_FINGERPRINT,  # there is one value, and whoever reads it will see
+        fingerprint: bytes = NO_FINGERPRINT,  # there is one value, and its reader checks the fingerprint
     ) -> Verdict:
         """Read; without a value that will do, everybody may load."""
         stored = None if unwanted else await self._store.read(f"{key}:v")

@@ -227,7 +227,7 @@ class Upkeep:
             self._expect(min(everything, key=_due_at))
 
     def _send(self, each: Right | Debt) -> None:
-        """Let *each* travel with whatever else is due at its node in this iteration of the event loop."""
+        """Let *each* travel with all else that is due at its node in this iteration of the event loop."""
         node = self._store.node_of(each.key)
         self._due.setdefault(node, []).append(each)
         if node not in self._busy:
