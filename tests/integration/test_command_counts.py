@@ -288,10 +288,10 @@ async def test_renewal(meter: Meter) -> None:
     await gate.arrivals(1)
     upkeep = tier_of(meter.guard).leases
     lost: list[str] = []
-    for token in "ab":  # not the leader's token: nothing is prolonged
-        upkeep.hold(Right(OP, token, 60.0, -inf, Counters(), partial(lost.append, token)))
 
     async def look() -> None:
+        for token in "ab":  # not the leader's token: nothing is prolonged
+            upkeep.hold(Right(OP, token, 60.0, -inf, Counters(), partial(lost.append, token)))
         upkeep._look(upkeep._timer_at)
         await _settled(meter.guard)
 
