@@ -128,7 +128,8 @@ class Course:
         here.epochs.bump(op)
         here.memory.drop(op)
         current = here.board.flights.get(op)
-        if current is not None and not current.is_refresh:  # the next refresh reads nothing in the store
+        may_read_older = self._operation.policy.l2_ttl is not None
+        if may_read_older and current is not None and not current.is_refresh:  # a refresh reads nothing in the store
             here.board.forget(op)
         self._sites.tell_others(Change("op", op, is_stored=not is_told))
         if not is_told and here.tier is not None:

@@ -13,7 +13,7 @@ from typing import Any
 from weakref import ref
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from leasing import LeasingDouble, Server
 
@@ -141,6 +141,7 @@ class Waves:
         max_size=40,
     )
 )
+@example(acts=[(each, 0) for each in (Waves.refresh, Waves.invalidate, Waves.call, Waves.land, Waves.call)])
 def test_i1_at_most_one_current_flight_per_op(acts: list[Any], make_loop: MakeLoop) -> None:
     """Whatever is asked in whatever order: a second load of an op runs only beside those that were forgotten."""
 
