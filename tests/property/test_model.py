@@ -93,6 +93,7 @@ class Model:
         if not isinstance(outcome, type):
             if flight.is_refresh and not flight.may_store:
                 self._drop(flight.op)
+                self.current.pop(flight.op, None)  # it may have read what is older
             if flight.may_store:
                 self.memory[flight.op] = outcome, self.now + TTL
                 self.store[flight.op] = outcome, self.now + L2_TTL

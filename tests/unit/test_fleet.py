@@ -308,6 +308,7 @@ async def test_blind(fleet: tuple[Process, Process], load: Loader, clock: Manual
     here, _ = fleet
     here.store.error = TimeoutError()
     answer = await here.ask(load)
+    await eventually(lambda: "release" in here.store.asked)
     clock.advance(0.999)
     within = here.peek()
     clock.advance(0.001)

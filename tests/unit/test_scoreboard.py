@@ -224,7 +224,9 @@ async def test_wait_timeout_is_one_waiters_own(pause: Pause) -> None:
 
     with pytest.raises(WaitTimeout, match=r"menu-7: no answer within wait_timeout=0\.001 s$") as raised:
         await board.debounce(OP, gated(gate))
-    newcomer = asyncio.create_task(board.debounce(OP, gated(gate)))
+    flight = board.current(OP)
+    assert flight is not None
+    newcomer = asyncio.create_task(flight.wait())
     await pause()
     gate.open()
 
