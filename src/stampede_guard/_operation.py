@@ -217,7 +217,7 @@ class Operation:
         if self._is_faithful.get(kind, True):
             logger.warning(
                 "%s: the loader returned a %s.%s, which is not stored: %s; callers get it all the same. "
-                "Return what the annotation says, or pass codec=",
+                "Annotate a type that brings it back unchanged, or pass codec=",
                 self.name,
                 kind.__module__,
                 kind.__qualname__,

@@ -87,7 +87,8 @@ def parse_url(url: str) -> Servers:
     if scheme is None:
         message = (
             "the store's URL has another scheme than redis://, rediss:// and unix://, "
-            "or redis+sentinel:// and redis+cluster:// with and without a second s"
+            "or redis+sentinel:// and redis+cluster:// with and without a second s; "
+            "write it like redis://localhost:6379"
         )
         raise ConfigurationError(message)
     login_words, _, hosts = parts.netloc.rpartition("@")
