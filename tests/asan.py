@@ -1,6 +1,6 @@
 """Runs the unit tests with a compiled form that AddressSanitizer and UBSan watch over.
 
-`python tests/asan.py` builds `_fast.c` with both, beside a copy of the package, and runs `tests/unit` and the fuzzer of
+`python tests/asan.py` builds `_speed/_fast.c` with both, beside a copy of the package, and runs `tests/unit` and the fuzzer of
 the two forms with that; arguments go to pytest instead of `tests/unit`. It fails if a test does, if there is anything
 in the sanitizers' reports, or if there is no compiler that has them: it never passes without having looked.
 """
@@ -21,7 +21,7 @@ say = partial(Console().print, markup=False, highlight=False, soft_wrap=True)
 ROOT = Path(__file__).parent.parent
 FLAGS = ("-shared", "-fPIC", "-g", "-O1", "-fno-omit-frame-pointer", "-fsanitize=address,undefined", "-Wall", "-Werror")
 FUZZED = (("--seconds", "20"), ("--seconds", "20", "--collect"))
-WHICH = "import stampede_guard._front as front; print(front.is_compiled and front._fast.__file__)"
+WHICH = "import stampede_guard._speed.front as front; print(front.is_compiled and front._fast.__file__)"
 
 
 class CannotWatchError(Exception):
@@ -58,9 +58,9 @@ def build(folder: Path, compile_with: str) -> Path:
     """Copy the package to *folder* and compile its C part there; return the library."""
     package = folder / "stampede_guard"
     shutil.copytree(ROOT / "src/stampede_guard", package, ignore=shutil.ignore_patterns("*.so", "*.pyd", "__pycache__"))
-    library = package / f"_fast{sysconfig.get_config_var('EXT_SUFFIX')}"
+    library = package / f"_speed/_fast{sysconfig.get_config_var('EXT_SUFFIX')}"
     include = f"-I{sysconfig.get_path('include')}"
-    subprocess.run([compile_with, *FLAGS, include, str(package / "_fast.c"), "-o", str(library)], check=True)
+    subprocess.run([compile_with, *FLAGS, include, str(package / "_speed/_fast.c"), "-o", str(library)], check=True)
     return library
 
 

@@ -1,7 +1,7 @@
-"""Does the same to both forms of `_front`, at random, and compares what comes of it.
+"""Does the same to both forms of `_speed.front`, at random, and compares what comes of it.
 
 `python tests/fuzz_forms.py --seconds 60` tells stories of one seed after the other. In each the same random steps are
-taken with the classes of `_pure.py` and with those of `_fast.c`: looks, notes, eras that begin and end, entries that
+taken with the classes of `pure.py` and with those of `_fast.c`: looks, notes, eras that begin and end, entries that
 expire and die, calls that bind and recurse. Clocks fail, destructors and clocks go on with a step of their own, in the
 midst of another. After each step, what came back, what was raised and what can be seen has to be the same.
 
@@ -25,7 +25,7 @@ from weakref import ref
 
 from rich.console import Console
 
-from stampede_guard import _pure as pure
+from stampede_guard._speed import pure
 
 say = partial(Console().print, markup=False, highlight=False, soft_wrap=True)
 
@@ -376,7 +376,7 @@ def main() -> int:
     parser.add_argument("--collect", action="store_true", help="the compiled form alone, under garbage collection")
     args = parser.parse_args()
     try:
-        fast = import_module("stampede_guard._fast")
+        fast = import_module("stampede_guard._speed._fast")
     except ImportError:
         say("The compiled form is not there: install a C compiler, and then the package again")
         return 2

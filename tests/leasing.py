@@ -6,10 +6,10 @@ from contextlib import asynccontextmanager
 from contextvars import Context
 from typing import cast
 
-from stampede_guard._codec import offers, tokens_of
-from stampede_guard._fingerprint import NO_FINGERPRINT
-from stampede_guard._messages import new_token
+from stampede_guard._codecs.fingerprint import NO_FINGERPRINT
+from stampede_guard._tokens import new_token
 from stampede_guard.stores import Begun, Echo, Stored, Subscription, Touched, Verdict
+from stampede_guard.stores._envelope import offers, tokens_of
 from stampede_guard.testing import Gate, ManualClock
 
 

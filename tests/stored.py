@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from stampede_guard._codec import codec_for
-from stampede_guard._fingerprint import fingerprint_of, fingerprint_of_codec, with_tags
-from stampede_guard._messages import new_token
+from stampede_guard._codecs.codec import codec_for
+from stampede_guard._codecs.fingerprint import fingerprint_of, fingerprint_of_codec, with_tags
+from stampede_guard._tokens import new_token
 from stampede_guard.stores import LeasingStore, Stored
 from stampede_guard.stores.redis import RedisStore
 

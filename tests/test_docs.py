@@ -19,26 +19,18 @@ from redis import Redis
 from sybil import Document
 from sybil.parsers.markdown import PythonCodeBlockParser
 
-from stampede_guard import (
-    Guard,
-    Scoreboard,
-    Stats,
-    _backplane,
-    _coalesce,
-    _codec,
-    _course,
-    _memory,
-    _messages,
-    _operation,
-    _site,
-    _tags,
-    coalesce,
-    coalesce_many,
-    errors,
-)
-from stampede_guard._policy import Policy
-from stampede_guard.stores import _batch, _parcel, _pending, _recent, _replicas, _sender, _sentinel, _tier
+from stampede_guard import Guard, Scoreboard, Stats, _loops, _path, coalesce, coalesce_many, errors
+from stampede_guard._bus import backplane
+from stampede_guard._codecs import codec
+from stampede_guard._decorators import coalesce as coalesce_module
+from stampede_guard._keys import tags
+from stampede_guard._l2 import messages, recent, sender, tier, unconfirmed
+from stampede_guard._memory import l1
+from stampede_guard._operations import operation
+from stampede_guard._operations.policy import Policy
 from stampede_guard.stores import redis as redis_store
+from stampede_guard.stores._redis import pipeline, requests
+from stampede_guard.stores._redis.topology import replicated, sentinel
 from stampede_guard.stores.redis import RedisStore
 
 ROOT = Path(__file__).parent.parent
@@ -158,35 +150,35 @@ def test_every_invariant_is_explained() -> None:
 WORDS = {0.25: "a quarter of a second", 1: "a second", 3: "three seconds", 5: "five seconds", 60: "a minute"}
 
 FACTS = [
-    ("explanation/backplane.md", f"for {WORDS[_backplane._TRUST]} from the time at which the last echo"),
-    ("explanation/backplane.md", f"hears up to {_backplane._AT_ONCE} messages"),
-    ("explanation/backplane.md", "come after {0:g} s, then {2:g}, up to {1:g} s".format(*_backplane._PAUSES, 0.2)),
-    ("explanation/backplane.md", f"remembers up to {_pending._LIMIT:,} that wait"),
-    ("explanation/backplane.md", f"For {WORDS[_pending._MEMORY]} after the confirmation"),
-    ("explanation/backplane.md", f"For {WORDS[_recent._LAG]} it keeps reads of that op away from replicas"),
-    ("explanation/data-path.md", f"It knows {_coalesce._ROOM:,} calls of a function"),
-    ("explanation/decisions.md", f"by one sender: {_sender._AT_ONCE} are under way at once"),
-    ("explanation/decisions.md", f"a set of changes that are still to be made, {_site._NEWS:,} at most"),
+    ("explanation/backplane.md", f"for {WORDS[backplane._TRUST]} from the time at which the last echo"),
+    ("explanation/backplane.md", f"hears up to {backplane._AT_ONCE} messages"),
+    ("explanation/backplane.md", "come after {0:g} s, then {2:g}, up to {1:g} s".format(*backplane._PAUSES, 0.2)),
+    ("explanation/backplane.md", f"remembers up to {unconfirmed._LIMIT:,} that wait"),
+    ("explanation/backplane.md", f"For {WORDS[unconfirmed._MEMORY]} after the confirmation"),
+    ("explanation/backplane.md", f"For {WORDS[recent._LAG]} it keeps reads of that op away from replicas"),
+    ("explanation/data-path.md", f"It knows {coalesce_module._ROOM:,} calls of a function"),
+    ("explanation/decisions.md", f"by one sender: {sender._AT_ONCE} are under way at once"),
+    ("explanation/decisions.md", f"a set of changes that are still to be made, {_loops._NEWS:,} at most"),
     (
         "explanation/leases.md",
-        "after {:g} ms, then 50, and so on up to {:g} ms".format(*(1_000 * pause for pause in _course._POLLS)),
+        "after {:g} ms, then 50, and so on up to {:g} ms".format(*(1_000 * pause for pause in _path._POLLS)),
     ),
-    ("explanation/leases.md", f"({_course._WAIT:g} s if there is none)"),
-    ("explanation/leases.md", "but at least {:g} s and at most {:g} s".format(*_operation._LEASES)),
-    ("explanation/leases.md", f"its last minute, at most {_pending._LIMIT:,} for each event loop"),
-    ("explanation/limits.md", f"lives for {WORDS[_memory.UNTRUSTED_LIFE].replace('a ', 'one ')} at most"),
-    ("how-to/invalidate.md", f"may have {_tags._MOST} tags"),
-    ("how-to/redis-topologies.md", f"asked every {WORDS[_replicas.PERIOD].removeprefix('a ')}"),
-    ("how-to/redis-topologies.md", f"every {_sentinel._PERIOD:g} s"),
-    ("how-to/redis-topologies.md", f"within the last {WORDS[_recent._LAG].replace('seconds', 'seconds is read')}"),
-    ("reference/options.md", f"share one, {_batch._QUESTIONS} at most"),
-    ("reference/redis-keys.md", f"`{_codec._MAGIC.decode()}`"),
-    ("reference/redis-keys.md", f"the marks, {_codec._MARK} bytes each"),
-    ("reference/redis-keys.md", "{:g} to {:g} s".format(*_operation._LEASES)),
+    ("explanation/leases.md", f"({_path._WAIT:g} s if there is none)"),
+    ("explanation/leases.md", "but at least {:g} s and at most {:g} s".format(*operation._LEASES)),
+    ("explanation/leases.md", f"its last minute, at most {unconfirmed._LIMIT:,} for each event loop"),
+    ("explanation/limits.md", f"lives for {WORDS[l1.UNTRUSTED_LIFE].replace('a ', 'one ')} at most"),
+    ("how-to/invalidate.md", f"may have {tags._MOST} tags"),
+    ("how-to/redis-topologies.md", f"asked every {WORDS[replicated.PERIOD].removeprefix('a ')}"),
+    ("how-to/redis-topologies.md", f"every {sentinel._PERIOD:g} s"),
+    ("how-to/redis-topologies.md", f"within the last {WORDS[recent._LAG].replace('seconds', 'seconds is read')}"),
+    ("reference/options.md", f"share one, {pipeline._QUESTIONS} at most"),
+    ("reference/redis-keys.md", f"`{codec._MAGIC.decode()}`"),
+    ("reference/redis-keys.md", f"the marks, {codec._MARK} bytes each"),
+    ("reference/redis-keys.md", "{:g} to {:g} s".format(*operation._LEASES)),
     ("reference/redis-keys.md", f"| {redis_store._VERSION_LIFE / 60:g} min |"),
-    ("reference/redis-keys.md", f"{_tier._MARKS_LIFE / 86_400:g} day, or twice"),
-    ("reference/redis-keys.md", f"at most {_batch._QUESTIONS} operations and {_batch._BYTES >> 10} KB"),
-    ("reference/redis-keys.md", f"of more than {_parcel._SHORT >> 10} KB does not travel with others"),
+    ("reference/redis-keys.md", f"{tier._MARKS_LIFE / 86_400:g} day, or twice"),
+    ("reference/redis-keys.md", f"at most {pipeline._QUESTIONS} operations and {pipeline._BYTES >> 10} KB"),
+    ("reference/redis-keys.md", f"of more than {requests._SHORT >> 10} KB does not travel with others"),
 ]
 
 
@@ -198,10 +190,10 @@ def test_limits_are_those_of_the_code(page: str, words: str) -> None:
 
 def test_messages_are_those_of_the_code() -> None:
     """The reference shows the messages of the bus as the module that packs them does."""
-    messages = re.search(r"```\n(.+?)```", _messages.__doc__ or "", re.DOTALL)
+    shown = re.search(r"```\n(.+?)```", messages.__doc__ or "", re.DOTALL)
 
-    assert messages is not None
-    assert messages[1] in (DOCS / "reference/redis-keys.md").read_text()
+    assert shown is not None
+    assert shown[1] in (DOCS / "reference/redis-keys.md").read_text()
 
 
 def test_every_session_is_described() -> None:

@@ -1,12 +1,12 @@
 """Concurrent identical calls cost one call."""
 
-from ._coalesce import Coalesced, coalesce
-from ._codec import Codec
-from ._entry import Entry
-from ._front import is_compiled
+from ._codecs.codec import Codec
+from ._decorators.coalesce import Coalesced, coalesce
+from ._decorators.many import CoalescedMany, CoalescedManyMethod, coalesce_many
+from ._flights.scoreboard import Scoreboard
 from ._guard import Guard
-from ._many import CoalescedMany, CoalescedManyMethod, coalesce_many
-from ._scoreboard import Scoreboard
+from ._memory.entry import Entry
+from ._speed.front import is_compiled
 from ._stats import Stats
 from .errors import (
     CannotEncode,

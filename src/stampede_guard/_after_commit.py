@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Protocol, Self
 from weakref import WeakValueDictionary
 
-from ._policy import version_number
+from ._operations.options import version_number
 from .errors import ConfigurationError, InvalidationPending, InvalidKey, unconfirmed
 
 

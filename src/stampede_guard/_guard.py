@@ -6,7 +6,7 @@ call ─ 1 L1 ─ 2 scoreboard: join, or launch ─┐
                                              │                └ 5 loader, in a slot ─ 6 L2 fill ─ 7 L1 put ─ land
                                              └ without L2 ─ 5 loader, in a slot ─ 7 L1 put ─ land
 ```
-Steps 1 and 2 are synchronous; everything after (see `_course`) runs once per op, and belongs to no caller.
+Steps 1 and 2 are synchronous; everything after (see `_path`) runs once per op, and belongs to no caller.
 """
 
 import asyncio
@@ -20,28 +20,29 @@ from typing import Any, NoReturn, Protocol, Self, TypeVar, Unpack, cast
 from zlib import crc32
 
 from ._after_commit import AfterCommit, Connection
-from ._backplane import Backplane
-from ._canonical import LONG, shortened
-from ._codec import Codec
-from ._course import Course, CourseByStore
-from ._entry import Entry
-from ._epochs import Epochs
-from ._front import Front
-from ._keys import KeySpec
-from ._limiter import Limits
-from ._memory import Memory
-from ._messages import new_token
-from ._operation import NO_ANNOTATION, Isolated, Operation, hand_out
-from ._policy import Duration, Options, Policy, count, fraction, seconds, shown, version_number
-from ._registry import Registry
-from ._scoreboard import Flight, wait_all
-from ._site import Change, Site, Sites
+from ._bus.backplane import Backplane
+from ._codecs.codec import Codec
+from ._flights.limiter import Limits
+from ._flights.scoreboard import Flight, wait_all
+from ._keys.canonical import LONG, shortened
+from ._keys.spec import KeySpec
+from ._keys.tags import BuildTags, check_tags
+from ._l2.sender import Confirmation
+from ._l2.tier import Tier
+from ._loops import Change, Site, Sites
+from ._memory.entry import Entry
+from ._memory.epochs import Epochs
+from ._memory.l1 import Memory
+from ._operations.operation import NO_ANNOTATION, Isolated, Operation, hand_out
+from ._operations.options import Duration, Options, count, fraction, seconds, shown, version_number
+from ._operations.policy import Policy
+from ._operations.registry import Registry
+from ._path import Course, CourseByStore
+from ._speed.front import Front
 from ._stats import Counters, Stats, total
-from ._tags import BuildTags, check_tags
+from ._tokens import new_token
 from .errors import ConfigurationError, GuardClosed, InvalidKey, unconfirmed
 from .stores import LeasingStore, Store
-from .stores._sender import Confirmation
-from .stores._tier import Tier
 
 T = TypeVar("T")
 

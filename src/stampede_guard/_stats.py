@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from ._front import Tally
+from ._speed.front import Tally
 
 
 class Counters(Tally):

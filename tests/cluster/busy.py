@@ -13,7 +13,8 @@ from typing import Any
 
 from processes import orders, say
 
-from stampede_guard import Guard, _operation, coalesce
+from stampede_guard import Guard, coalesce
+from stampede_guard._operations import operation
 
 
 class Busy:
@@ -31,7 +32,7 @@ class Busy:
         self._loads: Counter[int] = Counter()
 
         if "lease" in settings:
-            _operation._LEASES = (settings["lease"], settings["lease"])
+            operation._LEASES = (settings["lease"], settings["lease"])
 
         @coalesce("menu-{menu_id}", guard=guard, **settings["options"])
         async def load_menu(menu_id: int) -> str:

@@ -9,7 +9,7 @@ from lossy import LossyWire
 from redis.asyncio import Redis
 
 from stampede_guard import Guard
-from stampede_guard.stores import _scripts
+from stampede_guard.stores._redis import scripts
 from stampede_guard.testing import Gate
 
 
@@ -18,7 +18,7 @@ class HoldingWire(LossyWire):
 
     def __init__(self, port: int) -> None:
         super().__init__(port, "")
-        self.held: _scripts.Script | None = None
+        self.held: scripts.Script | None = None
         self.gate = Gate()
 
     def is_late(self, request: bytes) -> bool:
@@ -93,7 +93,7 @@ async def test_late_request_for_a_lease_brings_no_right_back(
     writes and invalidates. 4. The server executes the first ACQUIRE. 5. The load is over, and wants to store.
     """
     row = Row()
-    wire.held = _scripts.ACQUIRE
+    wire.held = scripts.ACQUIRE
     calling = asyncio.create_task(slow.fetch("row", row.load, l2_ttl=60, returns=str))
     await wire.gate.arrivals(1)
     await row.gate.arrivals(1)
@@ -122,7 +122,7 @@ async def test_late_invalidation_of_a_tag_brings_no_value_back(
     """
     row = Row()
     row.gate.open()
-    wire.held = _scripts.INVALIDATE_TAG
+    wire.held = scripts.INVALIDATE_TAG
     await slow.invalidate_tag("rows")
     await other.fetch("row", row.load, l2_ttl=60, returns=str, tags=("rows",))
     row.version = "new"

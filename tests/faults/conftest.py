@@ -8,8 +8,8 @@ from redis.asyncio import Redis
 from wire import Wire
 
 from demo_api.servers import ValkeyServer, valkey_server
-from stampede_guard import _backplane
-from stampede_guard.stores import _scripts
+from stampede_guard._bus import backplane
+from stampede_guard.stores._redis import scripts
 
 
 @pytest.fixture
@@ -28,8 +28,8 @@ def valkey() -> Iterator[ValkeyServer]:
 @pytest.fixture
 async def wire(redis_url: str, admin: Redis) -> AsyncIterator[Wire]:
     """Return a proxy to the shared server, which knows the scripts, so that each is asked for in one request."""
-    for script in vars(_scripts).values():
-        if isinstance(script, _scripts.Script):
+    for script in vars(scripts).values():
+        if isinstance(script, scripts.Script):
             await admin.script_load(script.text)
     parts = urlsplit(redis_url)
     wire = Wire(parts.port or 6379, login=parts.netloc.rpartition("@")[0])
@@ -48,7 +48,7 @@ async def admin(admin_url: str) -> AsyncIterator[Redis]:
 @pytest.fixture
 def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let no guard do anything by itself: neither heartbeats nor repetitions get in between."""
-    monkeypatch.setattr(_backplane, "_BEAT", 3600.0)
+    monkeypatch.setattr(backplane, "_BEAT", 3600.0)
 
 
 @pytest.fixture

@@ -9,9 +9,10 @@ from time import monotonic
 from demo_api.servers import ValkeyServer
 from demo_api.topologies import ask
 from stampede_guard.stores import Refused
-from stampede_guard.stores._node import Limits, Node
-from stampede_guard.stores._topology import Topology
-from stampede_guard.stores._urls import make_topology, parse_url
+from stampede_guard.stores._redis.node import Limits, Node
+from stampede_guard.stores._redis.topology.base import Topology
+from stampede_guard.stores._redis.topology.factory import make_topology
+from stampede_guard.stores._redis.urls import parse_url
 
 LIMITS = Limits(deadline=0.25, connect_timeout=0.5, max_connections=8)
 

@@ -9,11 +9,11 @@ from redis.asyncio import Redis
 from stored import find, pool_of
 from wire import Wire, passes
 
-from stampede_guard._codec import seal
-from stampede_guard._messages import new_token
+from stampede_guard._l2.tier import key_of
+from stampede_guard._tokens import new_token
 from stampede_guard.stores import Stored
-from stampede_guard.stores._resp import UnexpectedReply
-from stampede_guard.stores._tier import key_of
+from stampede_guard.stores._envelope import seal
+from stampede_guard.stores._redis.resp import UnexpectedReply
 from stampede_guard.stores.redis import RedisStore
 from stampede_guard.testing import Gate
 

@@ -16,12 +16,12 @@ from wire import Wire, babbling, passes, runs
 
 from demo_api.servers import ValkeyServer
 from stampede_guard import Guard, InvalidationPending
-from stampede_guard._codec import seal
-from stampede_guard._messages import new_token
-from stampede_guard.stores._node import Limits, Node, UnexpectedReply
-from stampede_guard.stores._scripts import ACQUIRE, FILL, INVALIDATE, Script
-from stampede_guard.stores._tier import key_of
-from stampede_guard.stores._urls import parse_url
+from stampede_guard._l2.tier import key_of
+from stampede_guard._tokens import new_token
+from stampede_guard.stores._envelope import seal
+from stampede_guard.stores._redis.node import Limits, Node, UnexpectedReply
+from stampede_guard.stores._redis.scripts import ACQUIRE, FILL, INVALIDATE, Script
+from stampede_guard.stores._redis.urls import parse_url
 from stampede_guard.stores.redis import RedisStore
 from stampede_guard.testing import Gate, ManualClock
 

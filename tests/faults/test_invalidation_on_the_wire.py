@@ -8,8 +8,9 @@ from redis.asyncio import Redis
 from wire import Hook, Wire, passes, runs
 
 from demo_api.servers import ValkeyServer
-from stampede_guard import Guard, InvalidationPending, _backplane
-from stampede_guard.stores._scripts import ACQUIRE, FILL, INVALIDATE, Script
+from stampede_guard import Guard, InvalidationPending
+from stampede_guard._bus import backplane
+from stampede_guard.stores._redis.scripts import ACQUIRE, FILL, INVALIDATE, Script
 from stampede_guard.testing import Gate, ManualClock
 
 
@@ -262,7 +263,7 @@ async def test_unconfirmed_invalidation_is_repeated_when_nobody_asks(
     wire: Wire, namespace: str, admin: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The other processes do not have to wait until this one is asked for the op again."""
-    monkeypatch.setattr(_backplane, "_BEAT", 0.05)
+    monkeypatch.setattr(backplane, "_BEAT", 0.05)
     menu = Menu()
     async with Guard(wire.url, namespace=namespace, deadline=5, connect_timeout=5) as guard:
         await ask(guard, menu)

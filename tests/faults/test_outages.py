@@ -8,9 +8,10 @@ import pytest
 from stored import find
 
 from demo_api.servers import HOST, ValkeyServer, free_port
-from stampede_guard import Guard, _backplane
-from stampede_guard.stores._node import Node
-from stampede_guard.stores._topology import Single
+from stampede_guard import Guard
+from stampede_guard._bus import backplane
+from stampede_guard.stores._redis.node import Node
+from stampede_guard.stores._redis.topology.base import Single
 from stampede_guard.stores.redis import RedisStore
 from stampede_guard.testing import ManualClock
 
@@ -200,7 +201,7 @@ async def test_server_that_is_back_is_found_though_nobody_asks(
     valkey: ValkeyServer, said: Said, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The heartbeats notice that the server is gone and that it is back, and the bus is taken up again."""
-    monkeypatch.setattr(_backplane, "_BEAT", 0.05)
+    monkeypatch.setattr(backplane, "_BEAT", 0.05)
     async with Guard(valkey.url, deadline=0.05, connect_timeout=0.1, clock=ManualClock()) as guard:
         await ask(guard)
         valkey.kill()
@@ -219,8 +220,8 @@ async def test_server_that_hangs_is_told_by_its_silence(
     valkey: ValkeyServer, said: Said, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A frozen server closes no connection: the bus counts as lost when even our own heartbeats are not heard."""
-    monkeypatch.setattr(_backplane, "_BEAT", 0.05)
-    monkeypatch.setattr(_backplane, "_TRUST", 0.2)
+    monkeypatch.setattr(backplane, "_BEAT", 0.05)
+    monkeypatch.setattr(backplane, "_TRUST", 0.2)
     async with Guard(valkey.url, deadline=0.05, connect_timeout=0.1, clock=ManualClock()) as guard:
         await guard.fetch("menu-7", load, ttl=60, l2_ttl=60, returns=str)
         was_kept = guard.peek("menu-7") is not None

@@ -16,13 +16,15 @@ from stored import find, put
 from demo_api.servers import HOST, ValkeyServer, free_port, valkey_server
 from demo_api.topologies import SLOTS, Valkeys, ask, leads, valkey_cluster
 from stampede_guard import ConfigurationError, Guard
-from stampede_guard._messages import new_token
-from stampede_guard.stores import Refused, _cluster
-from stampede_guard.stores._cluster import Cluster
-from stampede_guard.stores._node import Node, Redirected
-from stampede_guard.stores._parcel import Look
-from stampede_guard.stores._topology import Topology
-from stampede_guard.stores._urls import make_topology, parse_url
+from stampede_guard._tokens import new_token
+from stampede_guard.stores import Refused
+from stampede_guard.stores._redis.node import Node, Redirected
+from stampede_guard.stores._redis.requests import Look
+from stampede_guard.stores._redis.topology import cluster
+from stampede_guard.stores._redis.topology.base import Topology
+from stampede_guard.stores._redis.topology.cluster import Cluster
+from stampede_guard.stores._redis.topology.factory import make_topology
+from stampede_guard.stores._redis.urls import parse_url
 from stampede_guard.stores.redis import RedisStore
 from stampede_guard.testing import ManualClock
 
@@ -156,7 +158,7 @@ async def test_moved_slot_is_followed(shared: Valkeys, key: str) -> None:
 
 async def test_map_is_looked_at_after_a_redirection(shared: Valkeys, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The whole map is asked for again at once, so that the other slots that moved with it are known too."""
-    monkeypatch.setattr(_cluster, "_PERIOD", 3600.0)
+    monkeypatch.setattr(cluster, "_PERIOD", 3600.0)
     source, target = shared.primaries[0], shared.primaries[1]
     other = next(f"o{number}" for number in range(1_000) if 0 <= slot_of(f"o{number}") < SLOTS // 3)
     async with opened(shared.url) as topology:

@@ -12,8 +12,9 @@ from wire import Wire, runs
 
 from demo_api.servers import HOST, ValkeyServer, valkey_server
 from stampede_guard import Guard, InvalidationPending
-from stampede_guard.stores import Refused, _batch
-from stampede_guard.stores._scripts import ACQUIRE
+from stampede_guard.stores import Refused
+from stampede_guard.stores._redis import pipeline
+from stampede_guard.stores._redis.scripts import ACQUIRE
 from stampede_guard.stores.redis import RedisStore
 from stampede_guard.testing import Gate, ManualClock
 
@@ -217,7 +218,7 @@ async def test_all_connections_busy_is_no_failure_of_the_server(
             await gate.passage()
         return request
 
-    monkeypatch.setattr(_batch, "_QUEUE", 0.05)
+    monkeypatch.setattr(pipeline, "_QUEUE", 0.05)
     async with patient(wire.url, namespace=namespace, max_connections=1) as guard:
         wire.on_request = hold
         first = asyncio.create_task(ask(guard, "menu-0"))

@@ -12,11 +12,12 @@ from demo_api.servers import HOST, ValkeyServer, valkey_server
 from demo_api.topologies import REPLICATION, Valkeys, ask, follows, valkey_replicated
 from stampede_guard import Guard, coalesce
 from stampede_guard.stores import Refused
-from stampede_guard.stores._node import Limits
-from stampede_guard.stores._replicas import Group, Replicated, close_all
-from stampede_guard.stores._rounds import Rounds
-from stampede_guard.stores._topology import Topology
-from stampede_guard.stores._urls import make_topology, parse_url
+from stampede_guard.stores._redis.node import Limits
+from stampede_guard.stores._redis.topology.base import Topology
+from stampede_guard.stores._redis.topology.factory import make_topology
+from stampede_guard.stores._redis.topology.polling import Rounds
+from stampede_guard.stores._redis.topology.replicated import Group, Replicated, close_all
+from stampede_guard.stores._redis.urls import parse_url
 from stampede_guard.testing import ManualClock
 
 Said = Callable[[], list[str]]

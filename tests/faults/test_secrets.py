@@ -13,7 +13,7 @@ from pydantic import AnyUrl, RedisDsn, Secret, SecretBytes, SecretStr, TypeAdapt
 
 from demo_api.servers import HOST, ValkeyServer, free_port, valkey_server
 from stampede_guard import ConfigurationError, Guard, InvalidationPending, coalesce
-from stampede_guard.stores._client import describe
+from stampede_guard.stores._redis.client import describe
 from stampede_guard.stores.redis import RedisStore
 
 PASSWORD = "canary-password"  # a canary

@@ -13,11 +13,12 @@ from demo_api.servers import HOST, ValkeyServer, free_port
 from demo_api.topologies import SERVICE, Valkeys, answer, ask, follows, leads, valkey_sentinels
 from stampede_guard import Guard
 from stampede_guard.stores import Refused
-from stampede_guard.stores._node import Limits, Node
-from stampede_guard.stores._replicas import Group
-from stampede_guard.stores._sentinel import Sentinel
-from stampede_guard.stores._topology import Topology
-from stampede_guard.stores._urls import make_topology, parse_url
+from stampede_guard.stores._redis.node import Limits, Node
+from stampede_guard.stores._redis.topology.base import Topology
+from stampede_guard.stores._redis.topology.factory import make_topology
+from stampede_guard.stores._redis.topology.replicated import Group
+from stampede_guard.stores._redis.topology.sentinel import Sentinel
+from stampede_guard.stores._redis.urls import parse_url
 from stampede_guard.testing import ManualClock
 
 Said = Callable[[], list[str]]

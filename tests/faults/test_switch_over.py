@@ -11,9 +11,10 @@ from wire import Wire
 from demo_api.servers import HOST, ValkeyServer, valkey_server
 from demo_api.topologies import ask as tell
 from demo_api.topologies import follows, leads
-from stampede_guard import Guard, InvalidationPending, _backplane
-from stampede_guard.stores import _node
-from stampede_guard.stores._node import Node, NotPrimaryError
+from stampede_guard import Guard, InvalidationPending
+from stampede_guard._bus import backplane
+from stampede_guard.stores._redis import node
+from stampede_guard.stores._redis.node import Node, NotPrimaryError
 from stampede_guard.stores.redis import RedisStore
 
 OP = "menu-7"
@@ -70,19 +71,19 @@ async def address(pair: tuple[ValkeyServer, ValkeyServer]) -> AsyncIterator[Addr
 @pytest.fixture
 def doubtful(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let no server be believed to be the primary for longer than one exchange."""
-    monkeypatch.setattr(_node, "_ROLE_LIFE", 0.0)
+    monkeypatch.setattr(node, "_ROLE_LIFE", 0.0)
 
 
 @pytest.fixture
 def certain(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a server that was the primary once be asked no more."""
-    monkeypatch.setattr(_node, "_ROLE_LIFE", 3600.0)
+    monkeypatch.setattr(node, "_ROLE_LIFE", 3600.0)
 
 
 @pytest.fixture
 def fast_beats(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a second pass in a twentieth."""
-    monkeypatch.setattr(_backplane, "_BEAT", 0.05)
+    monkeypatch.setattr(backplane, "_BEAT", 0.05)
 
 
 def patient(url: str) -> Guard:

@@ -6,7 +6,7 @@ import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 
-from stampede_guard.stores._scripts import Script
+from stampede_guard.stores._redis.scripts import Script
 
 HOST = "127.0.0.1"
 RESET_ON_CLOSE = struct.pack("ii", 1, 0)

@@ -8,7 +8,7 @@ from onlooker import Tally, load_scripts
 from redis.asyncio import Redis
 
 from stampede_guard import Guard
-from stampede_guard.stores._node import Node
+from stampede_guard.stores._redis.node import Node
 
 
 @pytest.fixture

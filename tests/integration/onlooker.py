@@ -12,10 +12,10 @@ from uuid import uuid4
 from redis.asyncio import Redis
 
 from stampede_guard import Guard
-from stampede_guard._backplane import Backplane
-from stampede_guard.stores import _scripts
-from stampede_guard.stores._lease import Lease
-from stampede_guard.stores._tier import Tier
+from stampede_guard._bus.backplane import Backplane
+from stampede_guard._l2.lease import Lease
+from stampede_guard._l2.tier import Tier
+from stampede_guard.stores._redis import scripts
 
 HOST = "127.0.0.1"
 
@@ -231,8 +231,8 @@ async def _pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter, note: 
 
 async def load_scripts(admin: Redis) -> None:
     """Let the server know every script, as it does a moment after its start."""
-    for script in vars(_scripts).values():
-        if isinstance(script, _scripts.Script):
+    for script in vars(scripts).values():
+        if isinstance(script, scripts.Script):
             await admin.script_load(script.text)
 
 

@@ -12,7 +12,7 @@ from stored import fingerprint_for
 
 from demo_api.servers import ValkeyServer, valkey_server
 from stampede_guard import ConfigurationError, Guard
-from stampede_guard._codec import seal
+from stampede_guard.stores._envelope import seal
 from stampede_guard.stores.aiocache import AiocacheStore
 
 # aiocache calls redis-py by names that it has since changed.

@@ -11,12 +11,13 @@ from redis.asyncio import Redis
 from redis.asyncio.connection import Connection
 from stored import find, pool_of, put
 
-from stampede_guard._codec import seal
-from stampede_guard._messages import new_token
+from stampede_guard._tokens import new_token
 from stampede_guard.stores import Refused, Verdict
 from stampede_guard.stores import redis as stores_redis
-from stampede_guard.stores._node import Limits, Node
-from stampede_guard.stores._urls import make_topology, parse_url
+from stampede_guard.stores._envelope import seal
+from stampede_guard.stores._redis.node import Limits, Node
+from stampede_guard.stores._redis.topology.factory import make_topology
+from stampede_guard.stores._redis.urls import parse_url
 from stampede_guard.stores.redis import RedisStore
 
 T = TypeVar("T")

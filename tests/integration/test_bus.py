@@ -24,7 +24,8 @@ from onlooker import (
 from redis.asyncio import Redis
 
 from demo_api.servers import ValkeyServer, valkey_server
-from stampede_guard import Guard, InvalidationPending, _backplane, _guard, coalesce
+from stampede_guard import Guard, InvalidationPending, _guard, coalesce
+from stampede_guard._bus import backplane
 from stampede_guard.stores import Subscription
 from stampede_guard.stores.redis import RedisStore
 from stampede_guard.testing import Gate, ManualClock
@@ -139,20 +140,20 @@ def said(caplog: pytest.LogCaptureFixture) -> Said:
 @pytest.fixture
 def no_beats(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let nobody say a word of their own accord."""
-    monkeypatch.setattr(_backplane, "_BEAT", 600.0)
+    monkeypatch.setattr(backplane, "_BEAT", 600.0)
 
 
 @pytest.fixture
 def no_return(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let nobody who has lost the bus come back to it."""
-    monkeypatch.setattr(_backplane, "_PAUSES", (600.0, 600.0))
+    monkeypatch.setattr(backplane, "_PAUSES", (600.0, 600.0))
 
 
 @pytest.fixture
 def fast_beats(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a second pass in a twentieth."""
-    monkeypatch.setattr(_backplane, "_BEAT", 0.05)
-    monkeypatch.setattr(_backplane, "_TRUST", 0.15)
+    monkeypatch.setattr(backplane, "_BEAT", 0.05)
+    monkeypatch.setattr(backplane, "_TRUST", 0.15)
 
 
 async def ask(guard: Guard, answer: str, op: str = OP, **options: Any) -> str:

@@ -11,9 +11,11 @@ import pytest
 from onlooker import Tally, commands_run, is_expecting, load_scripts, tier_of, until
 from redis.asyncio import Redis
 
-from stampede_guard import Guard, _backplane, _course, _operation, coalesce
+from stampede_guard import Guard, _path, coalesce
+from stampede_guard._bus import backplane
+from stampede_guard._l2.upkeep import Right
+from stampede_guard._operations import operation
 from stampede_guard._stats import Counters
-from stampede_guard.stores._upkeep import Right
 from stampede_guard.testing import Gate
 
 OP = "menu-7"
@@ -71,9 +73,9 @@ async def meter(
     redis_url: str, namespace: str, admin: Redis, unasked: None, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Meter]:
     """Return guards that say no word of their own accord, connected, with scripts and marks in place."""
-    monkeypatch.setattr(_backplane, "_BEAT", 600.0)
-    monkeypatch.setattr(_operation, "_LEASES", (60.0, 60.0))
-    monkeypatch.setattr(_course, "_POLLS", (60.0, 60.0))
+    monkeypatch.setattr(backplane, "_BEAT", 600.0)
+    monkeypatch.setattr(operation, "_LEASES", (60.0, 60.0))
+    monkeypatch.setattr(_path, "_POLLS", (60.0, 60.0))
     await load_scripts(admin)
     tally = Tally(urlsplit(redis_url).port or 6379)
     options: dict[str, Any] = {"namespace": namespace, "deadline": 5, "connect_timeout": 5}
@@ -271,7 +273,7 @@ async def test_scripts_that_the_server_has_forgotten(meter: Meter, admin: Redis)
 
 async def test_echo(meter: Meter) -> None:
     """An echo is one command."""
-    cost = await meter.cost(lambda: tier_of(meter.guard).echo(b"word", _backplane._UNCOUNTED))
+    cost = await meter.cost(lambda: tier_of(meter.guard).echo(b"word", backplane._UNCOUNTED))
 
     assert (1, ["PUBLISH"], {"publish": 1}) == cost
 

@@ -8,7 +8,8 @@ import pytest
 from onlooker import caught_up, is_expecting, until, until_gone
 from redis.asyncio import Redis
 
-from stampede_guard import ConfigurationError, Guard, _course, _operation, coalesce
+from stampede_guard import ConfigurationError, Guard, _path, coalesce
+from stampede_guard._operations import operation
 from stampede_guard.testing import Gate
 
 MakeGuard = Callable[..., Guard]
@@ -194,8 +195,8 @@ async def test_callers_after_an_invalidation_do_not_join(invalidate: Invalidate,
 
 async def test_whoever_waits_elsewhere_loads_at_once(make_guard: MakeGuard, monkeypatch: pytest.MonkeyPatch) -> None:
     """An invalidation wakes those who wait for the load that it makes worthless; one of them loads anew."""
-    monkeypatch.setattr(_operation, "_LEASES", (60.0, 60.0))
-    monkeypatch.setattr(_course, "_POLLS", (60.0, 60.0))
+    monkeypatch.setattr(operation, "_LEASES", (60.0, 60.0))
+    monkeypatch.setattr(_path, "_POLLS", (60.0, 60.0))
     async with make_guard() as first, make_guard() as second, make_guard() as third:
         slow, table = Table("old", is_open=False), Table("new")
         old = ask(first, slow)

@@ -5,7 +5,7 @@ from redis.asyncio import Redis
 from stored import fingerprint_for
 
 from stampede_guard import Guard
-from stampede_guard._codec import seal, unseal
+from stampede_guard.stores._envelope import seal, unseal
 
 MakeGuard = Callable[..., Guard]
 

@@ -12,18 +12,11 @@ from redis.asyncio import Redis
 from stored import fingerprint_for
 
 from demo_api.servers import ValkeyServer, valkey_server
-from stampede_guard import (
-    Guard,
-    InvalidationPending,
-    LoadTimeout,
-    WaitTimeout,
-    _backplane,
-    _course,
-    _operation,
-    coalesce,
-)
-from stampede_guard._codec import seal
-from stampede_guard._messages import new_token
+from stampede_guard import Guard, InvalidationPending, LoadTimeout, WaitTimeout, _path, coalesce
+from stampede_guard._bus import backplane as backplane_module
+from stampede_guard._operations import operation
+from stampede_guard._tokens import new_token
+from stampede_guard.stores._envelope import seal
 from stampede_guard.testing import Gate, ManualClock
 
 MakeGuard = Callable[..., Guard]
@@ -41,14 +34,14 @@ def key(namespace: str) -> str:
 @pytest.fixture
 def long_leases(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let no lease end, and nobody look again, before the test is over: only a word can wake."""
-    monkeypatch.setattr(_operation, "_LEASES", (60.0, 60.0))
-    monkeypatch.setattr(_course, "_POLLS", (60.0, 60.0))
+    monkeypatch.setattr(operation, "_LEASES", (60.0, 60.0))
+    monkeypatch.setattr(_path, "_POLLS", (60.0, 60.0))
 
 
 @pytest.fixture
 def short_leases(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let leases last for a third of a second."""
-    monkeypatch.setattr(_operation, "_LEASES", (0.3, 0.3))
+    monkeypatch.setattr(operation, "_LEASES", (0.3, 0.3))
 
 
 @pytest.fixture
@@ -164,8 +157,8 @@ async def test_lost_word_is_made_up_for_by_polling(
     pair: tuple[Guard, Guard], admin: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the bus cut off for good, whoever waits finds the value by looking again."""
-    monkeypatch.setattr(_operation, "_LEASES", (60.0, 60.0))
-    monkeypatch.setattr(_backplane, "_PAUSES", (600.0, 600.0))
+    monkeypatch.setattr(operation, "_LEASES", (60.0, 60.0))
+    monkeypatch.setattr(backplane_module, "_PAUSES", (600.0, 600.0))
     first, second = pair
     kitchen = Kitchen(is_open=False)
     leader = ask(first, kitchen)

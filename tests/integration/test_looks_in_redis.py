@@ -9,9 +9,10 @@ import pytest
 from onlooker import Tally, load_scripts, tier_of, until
 from redis.asyncio import Redis
 
-from stampede_guard import Guard, LoadCancelled, _operation
+from stampede_guard import Guard, LoadCancelled
+from stampede_guard._operations import operation
 from stampede_guard.stores import Begun, Refused, Verdict
-from stampede_guard.stores._parcel import Look, Told
+from stampede_guard.stores._redis.requests import Look, Told
 from stampede_guard.stores.redis import RedisStore
 
 MakeGuard = Callable[..., Guard]
@@ -29,7 +30,7 @@ def key(namespace: str) -> str:
 @pytest.fixture(autouse=True)
 def _long_leases(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let no lease end by itself before the test is over."""
-    monkeypatch.setattr(_operation, "_LEASES", (60.0, 60.0))
+    monkeypatch.setattr(operation, "_LEASES", (60.0, 60.0))
 
 
 @pytest.fixture

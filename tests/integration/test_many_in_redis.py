@@ -9,7 +9,7 @@ from onlooker import until
 from redis.asyncio import Redis
 
 from stampede_guard import CoalescedMany, Guard, coalesce_many
-from stampede_guard.stores._tier import key_of
+from stampede_guard._l2.tier import key_of
 from stampede_guard.testing import Gate
 
 MakeGuard = Callable[..., Guard]

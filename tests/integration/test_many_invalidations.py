@@ -8,7 +8,8 @@ import pytest
 from redis.asyncio import Redis
 
 from stampede_guard import Guard, InvalidationPending
-from stampede_guard.stores import _asking, _batch
+from stampede_guard._l2 import access
+from stampede_guard.stores._redis import pipeline
 
 MakeGuard = Callable[..., Guard]
 
@@ -39,7 +40,7 @@ async def test_line_in_this_process_is_no_failure(
     way: str, make_guard: MakeGuard, admin: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Invalidations that have to queue for longer than others would are confirmed, and the values are gone."""
-    for module in (_asking, _batch):
+    for module in (access, pipeline):
         monkeypatch.setattr(module, "_QUEUE", 0.0)
     ops = [f"menu-{number}" for number in range(1_000)]
     async with make_guard(max_connections=1) as guard:

@@ -7,8 +7,8 @@ from redis.asyncio import Redis
 from stored import fingerprint_for
 
 from stampede_guard import Guard, coalesce
-from stampede_guard._codec import key_digest
-from stampede_guard.stores._tier import key_of
+from stampede_guard._l2.tier import key_of
+from stampede_guard.stores._envelope import key_digest
 from stampede_guard.testing import Gate, ManualClock
 
 MakeGuard = Callable[..., Guard]

@@ -13,9 +13,9 @@ from stored import find, pool_of, put
 
 from demo_api.servers import valkey_server
 from stampede_guard import ConfigurationError, Guard
-from stampede_guard._codec import seal
-from stampede_guard._messages import new_token
+from stampede_guard._tokens import new_token
 from stampede_guard.stores import Echo, Refused, Stored, Verdict
+from stampede_guard.stores._envelope import seal
 from stampede_guard.stores.redis import RedisStore, redis_stores
 
 CANARY = "canary"

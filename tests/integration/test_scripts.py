@@ -9,10 +9,10 @@ from onlooker import Onlooker
 from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
-from stampede_guard._codec import seal, token_of, unseal
-from stampede_guard._fingerprint import NO_FINGERPRINT
-from stampede_guard.stores import _scripts
-from stampede_guard.stores._scripts import Script
+from stampede_guard._codecs.fingerprint import NO_FINGERPRINT
+from stampede_guard.stores._envelope import seal, token_of, unseal
+from stampede_guard.stores._redis import scripts
+from stampede_guard.stores._redis.scripts import Script
 
 MINE = "m" * 22
 THEIRS = "t" * 22
@@ -51,7 +51,7 @@ def acquire(run: Run, key: str) -> Run:
         fingerprint: bytes = NO_FINGERPRINT,
     ) -> Any:
         keys = [f"{key}:v", f"{key}:l"]
-        return await run(_scripts.ACQUIRE, keys, token, lease, last, unwanted, former, fingerprint)
+        return await run(scripts.ACQUIRE, keys, token, lease, last, unwanted, former, fingerprint)
 
     return acquire
 
@@ -74,7 +74,7 @@ def fill(run: Run, key: str, namespace: str) -> Run:
         written = "" if version is None else version
         envelope = seal("menus:menu-7", payload, token, version, (), fingerprint)
         args = token, envelope, life, written, 60_000, namespace, "filled", tell_all, longest
-        return await run(_scripts.FILL, keys, *args)
+        return await run(scripts.FILL, keys, *args)
 
     return fill
 
@@ -84,7 +84,7 @@ def renew(run: Run, key: str) -> Run:
     """Return what runs RENEW for a token."""
 
     async def renew(token: str, lease: int = 60_000) -> Any:
-        return await run(_scripts.RENEW, [f"{key}:l"], token, lease)
+        return await run(scripts.RENEW, [f"{key}:l"], token, lease)
 
     return renew
 
@@ -94,7 +94,7 @@ def release(run: Run, key: str, namespace: str) -> Run:
     """Return what runs RELEASE for a token."""
 
     async def release(token: str, *unstored: int) -> Any:
-        return await run(_scripts.RELEASE, [f"{key}:l"], token, namespace, "released", *unstored)
+        return await run(scripts.RELEASE, [f"{key}:l"], token, namespace, "released", *unstored)
 
     return release
 
@@ -105,7 +105,7 @@ def invalidate(run: Run, key: str, namespace: str) -> Run:
 
     async def invalidate(version: int | None = None, life: int = 60_000) -> Any:
         keys = [f"{key}:v", f"{key}:l", f"{key}:g"]
-        return await run(_scripts.INVALIDATE, keys, "" if version is None else version, life, namespace, "invalidated")
+        return await run(scripts.INVALIDATE, keys, "" if version is None else version, life, namespace, "invalidated")
 
     return invalidate
 
@@ -115,7 +115,7 @@ def mark(run: Run, key: str) -> Run:
     """Return what runs MARK."""
 
     async def mark(first: str, life: int = 60_000) -> Any:
-        return await run(_scripts.MARK, [f"{key}:t"], first, life)
+        return await run(scripts.MARK, [f"{key}:t"], first, life)
 
     return mark
 
@@ -132,7 +132,7 @@ def envelope_of(token: str, version: int | None = None) -> bytes:
     return seal("menus:menu-7", b"soup", token, version)
 
 
-@pytest.mark.parametrize("script", [value for value in vars(_scripts).values() if isinstance(value, Script)])
+@pytest.mark.parametrize("script", [value for value in vars(scripts).values() if isinstance(value, Script)])
 async def test_digests_are_what_the_server_computes(script: Script, admin: Redis) -> None:
     """A script is asked for by the digest under which the server files its text."""
     digest = await admin.script_load(script.text)
@@ -826,7 +826,7 @@ async def test_invalidate_tag_replaces_the_mark(  # noqa: PLR0917  # fixtures
 
     marks = set()
     for _ in range(2):
-        assert await run(_scripts.INVALIDATE_TAG, [f"{key}:t"], "second", 5000, namespace, "tagged") == 1
+        assert await run(scripts.INVALIDATE_TAG, [f"{key}:t"], "second", 5000, namespace, "tagged") == 1
         marks.add(await admin.get(f"{key}:t"))
 
     assert [11, 11] == [len(mark) for mark in marks]
@@ -836,4 +836,4 @@ async def test_invalidate_tag_replaces_the_mark(  # noqa: PLR0917  # fixtures
 
 def test_bytes_for_marks_are_random() -> None:
     """No two requests for a mark ever bring the same bytes."""
-    assert 1000 == len({_scripts.new_mark() for _ in range(1000)})
+    assert 1000 == len({scripts.new_mark() for _ in range(1000)})

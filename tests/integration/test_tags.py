@@ -8,8 +8,9 @@ import pytest
 from onlooker import commands_run, load_scripts, until
 from redis.asyncio import Redis
 
-from stampede_guard import ConfigurationError, Guard, InvalidKey, _backplane, coalesce
-from stampede_guard.stores._tier import key_of
+from stampede_guard import ConfigurationError, Guard, InvalidKey, coalesce
+from stampede_guard._bus import backplane
+from stampede_guard._l2.tier import key_of
 from stampede_guard.testing import FaultStore, ManualClock
 
 MakeGuard = Callable[..., Guard]
@@ -28,7 +29,7 @@ async def pair(make_guard: MakeGuard) -> AsyncIterator[Pair]:
 @pytest.fixture
 def no_beats(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let nobody say a word of their own accord."""
-    monkeypatch.setattr(_backplane, "_BEAT", 600.0)
+    monkeypatch.setattr(backplane, "_BEAT", 600.0)
 
 
 async def ask(guard: Guard, answer: str, op: str = "menu-7", *tags: str, **options: Any) -> str:

@@ -19,10 +19,10 @@ from leasing import LeasingDouble, Server
 
 import stampede_guard
 from stampede_guard import Guard, InvalidationPending, LoadCancelled, Scoreboard
-from stampede_guard import _course as course_module
-from stampede_guard._codec import seal
-from stampede_guard._policy import Policy
+from stampede_guard import _path as course_module
+from stampede_guard._operations.policy import Policy
 from stampede_guard.stores import Refused, Stored, Verdict
+from stampede_guard.stores._envelope import seal
 from stampede_guard.testing import FaultStore, Gate, ManualClock
 
 MakeLoop = Callable[[], asyncio.AbstractEventLoop]

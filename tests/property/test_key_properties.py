@@ -16,13 +16,13 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from stampede_guard._canonical import canonical, text_of
-from stampede_guard._codec import key_digest, seal, unseal
-from stampede_guard._keys import KeySpec, compile_key
-from stampede_guard._operation import Operation
-from stampede_guard._policy import Policy
+from stampede_guard._keys.canonical import canonical, text_of
+from stampede_guard._keys.spec import KeySpec, compile_key
+from stampede_guard._keys.template import _SEPARATORS, may_meet
+from stampede_guard._operations.operation import Operation
+from stampede_guard._operations.policy import Policy
 from stampede_guard._stats import Counters
-from stampede_guard._template import _SEPARATORS, may_meet
+from stampede_guard.stores._envelope import key_digest, seal, unseal
 
 # Magic, digest, number of values, fingerprint; number of marks and length. The store's own is between them.
 HEADER = range(29), range(67, 72)

@@ -9,9 +9,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from stampede_guard import RecursiveLoad, Scoreboard
-from stampede_guard._limiter import Limiter, Limits
-from stampede_guard._policy import OnAbandon
-from stampede_guard._scoreboard import Flight
+from stampede_guard._flights.limiter import Limiter, Limits
+from stampede_guard._flights.scoreboard import Flight
+from stampede_guard._operations.options import OnAbandon
 from stampede_guard._stats import Counters
 
 OPS = "abcdef"

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from stampede_guard import Guard, LoadCancelled
-from stampede_guard._policy import Policy
+from stampede_guard._operations.policy import Policy
 from stampede_guard.testing import FaultStore, ManualClock
 
 TTL, L2_TTL = 10, 30

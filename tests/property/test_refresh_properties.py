@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from leasing import LeasingDouble, Server
 
 from stampede_guard import Guard, InvalidationPending
-from stampede_guard import _backplane as backplane_module
-from stampede_guard import _course as course_module
-from stampede_guard._policy import Policy
+from stampede_guard import _path as course_module
+from stampede_guard._bus import backplane as backplane_module
+from stampede_guard._operations.policy import Policy
 from stampede_guard.stores import Refused
 from stampede_guard.testing import Gate, ManualClock
 

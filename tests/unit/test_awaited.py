@@ -5,7 +5,7 @@ from typing import Any
 import anyio
 import pytest
 
-from stampede_guard._awaited import is_awaited_by
+from stampede_guard._flights.awaited import is_awaited_by
 from stampede_guard.testing import Gate
 
 Pause = Callable[[], Awaitable[None]]

@@ -5,11 +5,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 from leasing import LeasingDouble, Server, eventually
 
-from stampede_guard import _backplane
-from stampede_guard._backplane import Backplane
-from stampede_guard._messages import Message, woken
+from stampede_guard._bus import backplane
+from stampede_guard._bus.backplane import Backplane
+from stampede_guard._l2.messages import Message, woken
+from stampede_guard._l2.tier import Tier
 from stampede_guard.stores import Echo, Touched
-from stampede_guard.stores._tier import Tier
 from stampede_guard.testing import ManualClock
 
 Pause = Callable[[], Awaitable[None]]
@@ -83,8 +83,8 @@ class Ear:
 @pytest.fixture(autouse=True)
 def _at_their_own_pace(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let nothing happen by itself, and no pause take long."""
-    monkeypatch.setattr(_backplane, "_BEAT", NEVER)
-    monkeypatch.setattr(_backplane, "_PAUSES", (0.0, 0.0))
+    monkeypatch.setattr(backplane, "_BEAT", NEVER)
+    monkeypatch.setattr(backplane, "_PAUSES", (0.0, 0.0))
 
 
 @pytest.fixture
@@ -256,7 +256,7 @@ async def test_everything_is_recent_when_everything_was_invalidated(ear: Ear) ->
 
 async def test_slow_listener_lets_others_go_on(ear: Ear, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who has very much to hear hears some of it at a time."""
-    monkeypatch.setattr(_backplane, "_AT_ONCE", 10)
+    monkeypatch.setattr(backplane, "_AT_ONCE", 10)
     for number in range(100):
         ear.say("i", f"menu-{number}")
     most = before = 0
@@ -411,7 +411,7 @@ async def test_closing(ear: Ear) -> None:
 
 async def test_beats(fresh: Ear, monkeypatch: pytest.MonkeyPatch) -> None:
     """An echo is sent each second, and heard, beside all other messages; it reaches no other process."""
-    monkeypatch.setattr(_backplane, "_BEAT", 0.001)
+    monkeypatch.setattr(backplane, "_BEAT", 0.001)
     await fresh.backplane.open(10)
     fresh.audience.heard.clear()
     await eventually(lambda: len(fresh.audience.heard) >= 3)
@@ -423,7 +423,7 @@ async def test_beats(fresh: Ear, monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_beats_go_on_while_the_store_is_told(fresh: Ear, monkeypatch: pytest.MonkeyPatch) -> None:
     """What waits for the store's confirmation, however much and for how long, keeps no echo back."""
-    monkeypatch.setattr(_backplane, "_BEAT", 0.0)
+    monkeypatch.setattr(backplane, "_BEAT", 0.0)
     hanging: list[asyncio.Future[None]] = []
 
     async def settle_all() -> None:
@@ -439,7 +439,7 @@ async def test_beats_go_on_while_the_store_is_told(fresh: Ear, monkeypatch: pyte
 
 async def test_another_primary(fresh: Ear, monkeypatch: pytest.MonkeyPatch, said: Said) -> None:
     """When the bus is to be heard elsewhere, the old connection is given up, though it is alive."""
-    monkeypatch.setattr(_backplane, "_BEAT", 0.0)
+    monkeypatch.setattr(backplane, "_BEAT", 0.0)
     await fresh.backplane.open(10)
     await fresh.heard("nothing", "everything")
     monkeypatch.setattr(fresh.store, "name", "another")
@@ -452,8 +452,8 @@ async def test_another_primary(fresh: Ear, monkeypatch: pytest.MonkeyPatch, said
 async def test_silence(fresh: Ear, monkeypatch: pytest.MonkeyPatch, said: Said) -> None:
     """A connection on which not even our own words come back is given up for another one, and that is a gap."""
     fresh.server.is_mute = True
-    monkeypatch.setattr(_backplane, "_BEAT", 0.001)
-    monkeypatch.setattr(_backplane, "_TRUST", 0.002)
+    monkeypatch.setattr(backplane, "_BEAT", 0.001)
+    monkeypatch.setattr(backplane, "_TRUST", 0.002)
     await fresh.backplane.open(10)
     await fresh.heard("nothing", "everything")
     asked = fresh.store.asked.count("listen")
@@ -470,8 +470,8 @@ async def test_silence_of_a_bus_that_is_known_to_be_gone(
 ) -> None:
     """Who seeks the bus does not take its silence for another loss."""
     fresh.store.deaf = OSError("down")
-    monkeypatch.setattr(_backplane, "_BEAT", 0.0001)
-    monkeypatch.setattr(_backplane, "_TRUST", 0.0)
+    monkeypatch.setattr(backplane, "_BEAT", 0.0001)
+    monkeypatch.setattr(backplane, "_TRUST", 0.0)
     await fresh.backplane.open(10)
     listener = fresh.backplane._tasks[0]
     await eventually(lambda: fresh.store.asked.count("echo") > 20)
@@ -482,7 +482,7 @@ async def test_silence_of_a_bus_that_is_known_to_be_gone(
 
 async def test_beat_settles_what_is_pending(fresh: Ear, monkeypatch: pytest.MonkeyPatch) -> None:
     """An invalidation that the store did not confirm is repeated until it does."""
-    monkeypatch.setattr(_backplane, "_BEAT", 0.0)
+    monkeypatch.setattr(backplane, "_BEAT", 0.0)
     fresh.tier.announce(fresh.tier.invalidation("menu-7"))
     fresh.store.error = OSError("down")
     await fresh.backplane.open(10)

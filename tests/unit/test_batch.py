@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 
-from stampede_guard._codec import ALONE_AT, NO_FINGERPRINT, begins_alone
-from stampede_guard.stores import LOST_TOGETHER, Crowded, Stored, Verdict, _batch
-from stampede_guard.stores._batch import Batches
-from stampede_guard.stores._parcel import Look, Parcel, Question
+from stampede_guard._codecs.codec import NO_FINGERPRINT
+from stampede_guard.stores import LOST_TOGETHER, Crowded, Stored, Verdict
+from stampede_guard.stores._envelope import ALONE_AT, begins_alone
+from stampede_guard.stores._redis import pipeline
+from stampede_guard.stores._redis.pipeline import Batches
+from stampede_guard.stores._redis.requests import Look, Parcel, Question
 from stampede_guard.testing import Gate
 
 
@@ -132,7 +134,7 @@ async def test_those_who_waited_behind_a_failure_travel_all_the_same() -> None:
 
 async def test_room(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who waits for room gets it when a conversation is over, or gives up in time; who leaves is not missed."""
-    monkeypatch.setattr(_batch, "_QUEUE", 0.05)
+    monkeypatch.setattr(pipeline, "_QUEUE", 0.05)
     gate = Gate()
     batches, _ = make(Node(gate))
     first = batches.ask(ping())
@@ -141,7 +143,7 @@ async def test_room(monkeypatch: pytest.MonkeyPatch) -> None:
     was_full = batches.is_full
     with pytest.raises(Crowded):
         await batches.room()
-    monkeypatch.setattr(_batch, "_QUEUE", 60)
+    monkeypatch.setattr(pipeline, "_QUEUE", 60)
     waiting = [asyncio.create_task(batches.room()) for _ in range(2)]
     await asyncio.sleep(0)
     waiting[0].cancel()

@@ -3,7 +3,7 @@ from collections.abc import Callable
 
 import pytest
 
-from stampede_guard._breaker import Breaker
+from stampede_guard.stores._breaker import Breaker
 from stampede_guard.testing import ManualClock
 
 Said = Callable[[], list[str]]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from stampede_guard import Guard, LoadCancelled, Scoreboard, WaitTimeout
-from stampede_guard._policy import Policy
+from stampede_guard._operations.policy import Policy
 from stampede_guard.testing import FaultStore, Gate, ManualClock
 
 Pause = Callable[[], Awaitable[None]]

@@ -20,8 +20,8 @@ import pytest
 from pydantic import TypeAdapter
 
 from stampede_guard import InvalidKey
-from stampede_guard import _canonical as canonical_module
-from stampede_guard._canonical import canonical, class_name, identity, module_name, text_of
+from stampede_guard._keys import canonical as canonical_module
+from stampede_guard._keys.canonical import canonical, class_name, identity, module_name, text_of
 
 
 class Colour(enum.Enum):

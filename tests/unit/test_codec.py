@@ -14,8 +14,9 @@ import pytest
 from typing_extensions import TypeAliasType
 
 from stampede_guard import Codec, ConfigurationError
-from stampede_guard._codec import codec_for, key_digest, offers, seal, token_of, tokens_of, unseal
-from stampede_guard._fingerprint import NO_FINGERPRINT
+from stampede_guard._codecs.codec import codec_for
+from stampede_guard._codecs.fingerprint import NO_FINGERPRINT
+from stampede_guard.stores._envelope import key_digest, offers, seal, token_of, tokens_of, unseal
 
 T = TypeVar("T")
 RestaurantId = NewType("RestaurantId", int)

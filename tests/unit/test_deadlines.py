@@ -7,7 +7,7 @@ from weakref import ref
 import pytest
 
 from stampede_guard import LoadTimeout, Scoreboard
-from stampede_guard._deadlines import Budgets, Deadlines
+from stampede_guard._flights.deadlines import Budgets, Deadlines
 from stampede_guard.testing import Gate, ManualClock
 
 Pause = Callable[[], Awaitable[None]]

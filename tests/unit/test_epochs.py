@@ -1,7 +1,7 @@
 import sys
 import threading
 
-from stampede_guard._epochs import Epochs
+from stampede_guard._memory.epochs import Epochs
 
 
 def test_epoch_stays_until_bumped() -> None:

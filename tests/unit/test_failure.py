@@ -15,7 +15,7 @@ import pytest
 from pydantic import AfterValidator, BaseModel, ValidationError, model_validator
 
 from stampede_guard import Guard, LoadCancelled, LoadFailed, Scoreboard
-from stampede_guard._failure import Failure
+from stampede_guard._flights.failure import Failure
 from stampede_guard.testing import Gate
 
 MakeLoop = Callable[[], asyncio.AbstractEventLoop]

@@ -14,7 +14,7 @@ import pydantic
 import pytest
 from asyncpg.pgproto import pgproto
 
-from stampede_guard._fidelity import Comparison
+from stampede_guard._codecs.fidelity import Comparison
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 UUID_7 = "12345678-1234-5678-1234-567812345678"

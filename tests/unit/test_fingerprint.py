@@ -11,10 +11,10 @@ import pytest
 from stored import fingerprint_for
 from typing_extensions import TypeAliasType
 
-from stampede_guard._codec import codec_for
-from stampede_guard._fingerprint import fingerprint_of_codec, named
-from stampede_guard._operation import Operation
-from stampede_guard._policy import Policy
+from stampede_guard._codecs.codec import codec_for
+from stampede_guard._codecs.fingerprint import fingerprint_of_codec, named
+from stampede_guard._operations.operation import Operation
+from stampede_guard._operations.policy import Policy
 from stampede_guard._stats import Counters
 
 T = TypeVar("T")

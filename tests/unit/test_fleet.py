@@ -17,8 +17,8 @@ from stampede_guard import (
     LoadCancelled,
     coalesce,
 )
-from stampede_guard import _backplane as backplane_module
-from stampede_guard import _course as course_module
+from stampede_guard import _path as course_module
+from stampede_guard._bus import backplane as backplane_module
 from stampede_guard.testing import FaultStore, Gate, ManualClock
 
 Pause = Callable[[], Awaitable[None]]

@@ -18,9 +18,9 @@ import fuzz_forms
 import pytest
 
 from stampede_guard import Guard, GuardClosed, coalesce
-from stampede_guard import _front as chosen
-from stampede_guard import _pure as pure
-from stampede_guard._memory import Memory
+from stampede_guard._memory.l1 import Memory
+from stampede_guard._speed import front as chosen
+from stampede_guard._speed import pure
 from stampede_guard.testing import ManualClock
 
 FORMS = ("pure", "compiled")
@@ -31,7 +31,7 @@ def form(request: pytest.FixtureRequest) -> ModuleType:
     """Return the module of one form."""
     if request.param == "pure":
         return pure
-    return pytest.importorskip("stampede_guard._fast", reason="the compiled part was not built")
+    return pytest.importorskip("stampede_guard._speed._fast", reason="the compiled part was not built")
 
 
 @pytest.fixture
@@ -473,14 +473,14 @@ def test_bound_anew(form: ModuleType) -> None:
 
 async def test_both_forms_agree_in_all_that_can_be_seen() -> None:
     """Random steps of any kind, with destructors and clocks that take steps of their own, end alike in both forms."""
-    fast = pytest.importorskip("stampede_guard._fast", reason="the compiled part was not built")
+    fast = pytest.importorskip("stampede_guard._speed._fast", reason="the compiled part was not built")
 
     assert [] == [parted for seed in range(40) if (parted := fuzz_forms.difference(fast, seed)) is not None]
 
 
 async def test_compiled_form_under_constant_collection() -> None:
     """The compiled form survives a garbage collection at nearly each of its allocations."""
-    fast = pytest.importorskip("stampede_guard._fast", reason="the compiled part was not built")
+    fast = pytest.importorskip("stampede_guard._speed._fast", reason="the compiled part was not built")
 
     for seed in range(20):
         fuzz_forms.collecting(fast, seed)
@@ -551,9 +551,9 @@ def test_which_form_is_used(
     if form_there is not None:
         compiled = ModuleType("_fast")
         compiled.__dict__.update({name: object() for name in pure.__all__}, FORM=pure.FORM + form_there)
-    monkeypatch.setitem(sys.modules, "stampede_guard._fast", compiled)
+    monkeypatch.setitem(sys.modules, "stampede_guard._speed._fast", compiled)
     monkeypatch.setenv("STAMPEDE_GUARD_PURE", asked)
-    spec = find_spec("stampede_guard._front")
+    spec = find_spec("stampede_guard._speed.front")
     assert spec is not None
     assert spec.loader is not None
     module = module_from_spec(spec)
@@ -577,7 +577,7 @@ async def guard(clock: ManualClock) -> AsyncIterator[Guard]:
 def fronts(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Return the fronts of functions that are decorated from now on."""
     made: list[Any] = []
-    module = import_module("stampede_guard._coalesce")
+    module = import_module("stampede_guard._decorators.coalesce")
 
     def make(*args: Any) -> Any:
         made.append(chosen.Front(*args))

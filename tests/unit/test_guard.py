@@ -26,8 +26,9 @@ from stampede_guard import (
     WaitTimeout,
     coalesce,
 )
-from stampede_guard._operation import Operation
-from stampede_guard._policy import Options, Policy
+from stampede_guard._operations.operation import Operation
+from stampede_guard._operations.options import Options
+from stampede_guard._operations.policy import Policy
 from stampede_guard.stores import Stored
 from stampede_guard.testing import FaultStore, Gate, ManualClock
 

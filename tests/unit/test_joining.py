@@ -11,7 +11,7 @@ from weakref import ref
 import pytest
 
 from stampede_guard import Guard, RecursiveLoad, coalesce
-from stampede_guard import _front as chosen
+from stampede_guard._speed import front as chosen
 from stampede_guard.testing import Gate
 
 OP = "menu-7"
@@ -56,7 +56,7 @@ def fronts(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         made.append(chosen.Front(*args))
         return made[-1]
 
-    monkeypatch.setattr(import_module("stampede_guard._coalesce"), "Front", make)
+    monkeypatch.setattr(import_module("stampede_guard._decorators.coalesce"), "Front", make)
     return made
 
 

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from stampede_guard import InvalidKey
-from stampede_guard._canonical import LONG, shortened
-from stampede_guard._keys import compile_key, name_of, parameters_of, receiver_of
+from stampede_guard._keys.canonical import LONG, shortened
+from stampede_guard._keys.spec import compile_key, name_of, parameters_of, receiver_of
 
 HERE = __name__
 tenant: ContextVar[Any] = ContextVar("tenant", default="acme")

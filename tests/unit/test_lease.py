@@ -5,12 +5,12 @@ from typing import Any
 import pytest
 from leasing import LeasingDouble, Server, eventually
 
-from stampede_guard._codec import seal
-from stampede_guard._messages import Message, woken
+from stampede_guard._l2.lease import Found, Lease
+from stampede_guard._l2.messages import Message, woken
+from stampede_guard._l2.tier import Tier
 from stampede_guard._stats import Counters
 from stampede_guard.stores import Crowded, Refused, Stored, Verdict
-from stampede_guard.stores._lease import Found, Lease
-from stampede_guard.stores._tier import Tier
+from stampede_guard.stores._envelope import seal
 from stampede_guard.testing import Gate, ManualClock
 
 Pause = Callable[[], Awaitable[None]]

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from stampede_guard import LoadTimeout, Scoreboard
-from stampede_guard._limiter import Limiter, Limits
-from stampede_guard._policy import OnAbandon
-from stampede_guard._scoreboard import Flight
+from stampede_guard._flights.limiter import Limiter, Limits
+from stampede_guard._flights.scoreboard import Flight
+from stampede_guard._operations.options import OnAbandon
 from stampede_guard._stats import Counters
 from stampede_guard.testing import Gate
 

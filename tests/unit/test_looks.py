@@ -12,23 +12,16 @@ import pytest
 from leasing import LeasingDouble, Server, eventually
 from stored import fingerprint_for
 
-from stampede_guard import (
-    Guard,
-    LoadCancelled,
-    RecursiveLoad,
-    Scoreboard,
-    coalesce,
-    coalesce_many,
-)
-from stampede_guard import _backplane as backplane_module
-from stampede_guard._breaker import Breaker
-from stampede_guard._codec import seal
-from stampede_guard._scoreboard import Flight
-from stampede_guard._site import Site
+from stampede_guard import Guard, LoadCancelled, RecursiveLoad, Scoreboard, coalesce, coalesce_many
+from stampede_guard._bus import backplane as backplane_module
+from stampede_guard._flights.scoreboard import Flight
+from stampede_guard._l2.access import Asking
+from stampede_guard._l2.tier import Tier
+from stampede_guard._loops import Site
 from stampede_guard._stats import Counters, Stats
 from stampede_guard.stores import Begun, Crowded, Refused, Verdict
-from stampede_guard.stores._asking import Asking
-from stampede_guard.stores._tier import Tier
+from stampede_guard.stores._breaker import Breaker
+from stampede_guard.stores._envelope import seal
 from stampede_guard.testing import FaultStore, Gate, ManualClock
 
 Pause = Callable[[], Awaitable[None]]
@@ -806,7 +799,7 @@ async def test_exit_waits_for_those_who_look(is_there: bool, pause: Pause) -> No
 
 async def test_exit_in_haste(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """A guard that waits for nobody tells them so, and is left though an answer never comes; nothing remains."""
-    monkeypatch.setattr("stampede_guard._scoreboard._GRACE", 0.001)
+    monkeypatch.setattr("stampede_guard._flights.scoreboard._GRACE", 0.001)
     process = Process(drain_timeout=0)
     await process.guard.__aenter__()
     site, gate = process.site, Gate()

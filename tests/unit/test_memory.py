@@ -2,8 +2,8 @@ from collections.abc import Callable
 
 import pytest
 
-from stampede_guard._epochs import Lineage
-from stampede_guard._memory import Memory
+from stampede_guard._memory.epochs import Lineage
+from stampede_guard._memory.l1 import Memory
 from stampede_guard.testing import ManualClock
 
 

@@ -1,6 +1,7 @@
 import pytest
 
-from stampede_guard._messages import Message, new_token, unpack, woken
+from stampede_guard._l2.messages import Message, unpack, woken
+from stampede_guard._tokens import new_token
 
 INSTANCE = "i" * 22
 

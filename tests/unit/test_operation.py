@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from stampede_guard import CannotEncode, ConfigurationError
-from stampede_guard._operation import NO_ANNOTATION, Operation, hand_out
-from stampede_guard._policy import Policy
+from stampede_guard._operations.operation import NO_ANNOTATION, Operation, hand_out
+from stampede_guard._operations.policy import Policy
 from stampede_guard._stats import Counters
 
 tenant: ContextVar[str] = ContextVar("tenant")

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from stampede_guard.stores._patience import Patience
+from stampede_guard.stores._timeouts import Patience
 
 DURATION = 0.1
 

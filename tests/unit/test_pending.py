@@ -1,7 +1,7 @@
 import pytest
 
-from stampede_guard.stores import _pending
-from stampede_guard.stores._pending import Invalidation, Pending
+from stampede_guard._l2 import unconfirmed
+from stampede_guard._l2.unconfirmed import Invalidation, Pending
 from stampede_guard.testing import ManualClock
 
 EVERYTHING = Invalidation("everything", b"c", is_tag=True)
@@ -98,7 +98,7 @@ def test_concerns(pending: Pending) -> None:
 
 def test_too_many(pending: Pending, monkeypatch: pytest.MonkeyPatch) -> None:
     """When too many are waiting, the invalidation of everything takes their place; one that waits needs no room."""
-    monkeypatch.setattr(_pending, "_LIMIT", 2)
+    monkeypatch.setattr(unconfirmed, "_LIMIT", 2)
     for key in "aab":
         pending.add(asked(key))
     in_place = keys(pending)
@@ -114,7 +114,7 @@ def test_too_many(pending: Pending, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_too_many_of_a_store_that_cannot_clear(clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where everything cannot be invalidated, what was forgotten is told by when that was."""
-    monkeypatch.setattr(_pending, "_LIMIT", 2)
+    monkeypatch.setattr(unconfirmed, "_LIMIT", 2)
     pending = Pending(clock, None)
     for key in "ab":
         pending.add(asked(key))
@@ -159,9 +159,9 @@ def test_confirmed_ones_are_bounded_in_number(pending: Pending, monkeypatch: pyt
     """Of very many confirmed ones the latest are kept; one that is confirmed again is among these."""
     for key in "abca":
         pending.confirm(added(pending, key))
-    monkeypatch.setattr(_pending, "_LIMIT", 2)
+    monkeypatch.setattr(unconfirmed, "_LIMIT", 2)
     pending.confirm(added(pending, "d"))
-    monkeypatch.setattr(_pending, "_LIMIT", 100)
+    monkeypatch.setattr(unconfirmed, "_LIMIT", 100)
     pending.repeat()
 
     assert ["a", "d"] == keys(pending)

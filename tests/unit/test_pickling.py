@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from stampede_guard import Guard
-from stampede_guard.stores._urls import parse_url
+from stampede_guard.stores._redis.urls import parse_url
 from stampede_guard.stores.redis import RedisStore
 
 URL = "redis://user:secret@localhost"

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from stampede_guard import ConfigurationError
-from stampede_guard._policy import Options, Policy, choice, count, flag, fraction, seconds, version_number
+from stampede_guard._operations.options import Options, choice, count, flag, fraction, seconds, version_number
+from stampede_guard._operations.policy import Policy
 
 
 @pytest.mark.parametrize(("expected", "value"), [(5.0, 5), (0.5, 0.5), (90.0, timedelta(minutes=1.5))])

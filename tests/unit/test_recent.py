@@ -1,7 +1,7 @@
 import pytest
 
-from stampede_guard.stores import _recent
-from stampede_guard.stores._recent import Recent
+from stampede_guard._l2 import recent as recent_module
+from stampede_guard._l2.recent import Recent
 from stampede_guard.testing import ManualClock
 
 
@@ -77,7 +77,7 @@ def test_noted_again_is_the_latest(recent: Recent, clock: ManualClock) -> None:
 
 def test_too_many(recent: Recent, clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
     """When there is no room for another, everything is recent, and those that were noted need no room."""
-    monkeypatch.setattr(_recent, "_LIMIT", 2)
+    monkeypatch.setattr(recent_module, "_LIMIT", 2)
     for key in "ab":
         recent.note(key)
     before = recent.has_any(("z",))

@@ -8,9 +8,11 @@ from typing import Any, Unpack
 import pytest
 from leasing import LeasingDouble, Server, eventually
 
-from stampede_guard import Guard, InvalidationPending, LoadCancelled, RecursiveLoad, _backplane, coalesce, coalesce_many
-from stampede_guard._operation import Operation
-from stampede_guard._policy import Options, Policy
+from stampede_guard import Guard, InvalidationPending, LoadCancelled, RecursiveLoad, coalesce, coalesce_many
+from stampede_guard._bus import backplane
+from stampede_guard._operations.operation import Operation
+from stampede_guard._operations.options import Options
+from stampede_guard._operations.policy import Policy
 from stampede_guard.stores import Verdict
 from stampede_guard.testing import FaultStore, Gate, ManualClock
 
@@ -263,7 +265,7 @@ def server(clock: ManualClock) -> Server:
 @pytest.fixture
 async def fleet(server: Server, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Process, Process]]:
     """Return two processes, of which the first does not store values of more than ten bytes; neither beats."""
-    monkeypatch.setattr(_backplane, "_BEAT", 3_600.0)
+    monkeypatch.setattr(backplane, "_BEAT", 3_600.0)
     here, there = Process(server, max_bytes=10), Process(server)
     async with here.guard, there.guard:
         for process in (here, there):
@@ -462,7 +464,7 @@ async def test_refresh_of_an_instances_own(fleet: tuple[Process, Process]) -> No
 
 async def test_shut_down_before_the_invalidation_is_confirmed(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who refreshes gets the value, though the guard is left before the store has said anything: it is heard out."""
-    monkeypatch.setattr(_backplane, "_BEAT", 3_600.0)
+    monkeypatch.setattr(backplane, "_BEAT", 3_600.0)
     here = Process(server, max_bytes=1, drain_timeout=0)
     async with here.guard:
         here.database.gates[0] = Gate()

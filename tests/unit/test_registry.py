@@ -13,11 +13,11 @@ from weakref import ref
 import pytest
 
 from stampede_guard import Coalesced, Guard, InvalidKey, coalesce
-from stampede_guard import _registry as registry
-from stampede_guard._keys import compile_key
-from stampede_guard._operation import Operation
-from stampede_guard._policy import Policy
-from stampede_guard._registry import Registry
+from stampede_guard._keys.spec import compile_key
+from stampede_guard._operations import registry
+from stampede_guard._operations.operation import Operation
+from stampede_guard._operations.policy import Policy
+from stampede_guard._operations.registry import Registry
 from stampede_guard._stats import Counters
 from stampede_guard.testing import Gate
 

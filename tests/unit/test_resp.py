@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stampede_guard.stores._resp import Complaint, UnexpectedReply, pack, parse
+from stampede_guard.stores._redis.resp import Complaint, UnexpectedReply, pack, parse
 
 REPLIES: list[tuple[bytes, Any]] = [
     (b"+OK\r\n", b"OK"),

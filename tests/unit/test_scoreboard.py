@@ -19,10 +19,10 @@ from stampede_guard import (
     Scoreboard,
     WaitTimeout,
     WrongLoop,
-    _scoreboard,
 )
-from stampede_guard._epochs import Lineage
-from stampede_guard._scoreboard import Flight
+from stampede_guard._flights import scoreboard
+from stampede_guard._flights.scoreboard import Flight
+from stampede_guard._memory.epochs import Lineage
 from stampede_guard._stats import Counters
 from stampede_guard.testing import Gate
 
@@ -436,7 +436,7 @@ async def test_task_that_launches_the_load_that_started_it_anew() -> None:
 @pytest.fixture
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Look for circles often."""
-    monkeypatch.setattr(_scoreboard, "_LOOKS", (0.001, 0.002))
+    monkeypatch.setattr(scoreboard, "_LOOKS", (0.001, 0.002))
 
 
 @pytest.mark.usefixtures("often")
@@ -615,14 +615,14 @@ def test_another_running_loop_is_refused(make_loop: MakeLoop) -> None:
 
 def test_child_of_a_fork_loads_for_itself(make_loop: MakeLoop, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where this process was forked, flights of the parent's loops are neither joined, nor waited for, nor counted."""
-    monkeypatch.setattr(_scoreboard, "_all_boards", WeakSet())
-    monkeypatch.setattr(_scoreboard, "_left_behind", [])
+    monkeypatch.setattr(scoreboard, "_all_boards", WeakSet())
+    monkeypatch.setattr(scoreboard, "_left_behind", [])
     board, parents, childs = Scoreboard(), make_loop(), make_loop()
     gate, opened = Gate(), Gate()
     call = parents.create_task(board.debounce(OP, gated(gate)))
     parents.run_until_complete(gate.arrivals(1))
 
-    _scoreboard._disown_all()
+    scoreboard._disown_all()
     opened.open()
 
     assert 0 == board.stats().in_flight
@@ -720,7 +720,7 @@ async def test_load_begins_at_once_where_it_can(monkeypatch: pytest.MonkeyPatch)
     """With eager tasks, which no factory has to make, a load that need not wait is over when it is launched."""
     board, loop = Scoreboard(), asyncio.get_running_loop()
     factory = loop.get_task_factory()
-    monkeypatch.setattr("stampede_guard._scoreboard._eager_task", lambda load, **_: at_once(loop, load))
+    monkeypatch.setattr("stampede_guard._flights.scoreboard._eager_task", lambda load, **_: at_once(loop, load))
 
     async def load(_: Flight[str]) -> str:
         return "soup"
@@ -737,7 +737,7 @@ async def test_load_begins_later_where_tasks_cannot_be_eager(monkeypatch: pytest
     """Before Python 3.12 a load begins in the next iteration of the loop."""
     board, loop = Scoreboard(), asyncio.get_running_loop()
     factory = loop.get_task_factory()
-    monkeypatch.setattr("stampede_guard._scoreboard._eager_task", None)
+    monkeypatch.setattr("stampede_guard._flights.scoreboard._eager_task", None)
 
     async def load(_: Flight[str]) -> str:
         return "soup"
@@ -907,7 +907,7 @@ async def test_ground_reports_a_load_that_does_not_end(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, pause: Pause
 ) -> None:
     """A load that ignores its cancellation is left behind, and named in the log."""
-    monkeypatch.setattr("stampede_guard._scoreboard._GRACE", 0.001)
+    monkeypatch.setattr("stampede_guard._flights.scoreboard._GRACE", 0.001)
     board, gate = Scoreboard(), Gate()
 
     async def stubborn() -> None:

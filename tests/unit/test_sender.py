@@ -5,11 +5,11 @@ from weakref import ref
 import pytest
 from leasing import LeasingDouble, Server, eventually
 
+from stampede_guard._l2 import sender as sender_module
+from stampede_guard._l2.sender import Confirmation
+from stampede_guard._l2.tier import Tier
 from stampede_guard.errors import unconfirmed
 from stampede_guard.stores import Crowded, Refused
-from stampede_guard.stores import _sender as sender_module
-from stampede_guard.stores._sender import Confirmation
-from stampede_guard.stores._tier import Tier
 from stampede_guard.testing import FaultStore, Gate, ManualClock
 
 

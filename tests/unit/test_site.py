@@ -10,15 +10,15 @@ from weakref import ref
 import pytest
 
 from stampede_guard import Guard, coalesce
-from stampede_guard import _site as site_module
-from stampede_guard._epochs import Epochs
-from stampede_guard._limiter import Limits
-from stampede_guard._memory import Memory
-from stampede_guard._scoreboard import Flight
-from stampede_guard._site import Change, Site, Sites
+from stampede_guard import _loops as site_module
+from stampede_guard._flights.limiter import Limits
+from stampede_guard._flights.scoreboard import Flight
+from stampede_guard._l2.tier import Tier
+from stampede_guard._loops import Change, Site, Sites
+from stampede_guard._memory.epochs import Epochs
+from stampede_guard._memory.l1 import Memory
 from stampede_guard._stats import Counters
 from stampede_guard.stores import Touched
-from stampede_guard.stores._tier import Tier
 from stampede_guard.testing import FaultStore, Gate, ManualClock
 
 MakeLoop = Callable[[], asyncio.AbstractEventLoop]

@@ -14,8 +14,8 @@ from uuid import UUID
 import pytest
 
 from stampede_guard import Guard, InvalidKey, coalesce
-from stampede_guard._tags import compile_tags, spell_tag
-from stampede_guard._template import is_of, resembles
+from stampede_guard._keys.tags import compile_tags, spell_tag
+from stampede_guard._keys.template import is_of, resembles
 
 HERE = __name__
 

@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 from leasing import LeasingDouble, Server
 
-from stampede_guard._breaker import Breaker
-from stampede_guard._codec import seal, tokens_of
+from stampede_guard._l2 import access as asking_module
+from stampede_guard._l2 import unconfirmed as pending_module
+from stampede_guard._l2.lease import Found, Lease
+from stampede_guard._l2.tier import Tier, key_of
 from stampede_guard._stats import Counters
 from stampede_guard.stores import LOST_TOGETHER, Refused, Stored
-from stampede_guard.stores import _asking as asking_module
-from stampede_guard.stores import _pending as pending_module
-from stampede_guard.stores._lease import Found, Lease
-from stampede_guard.stores._tier import Tier, key_of
+from stampede_guard.stores._breaker import Breaker
+from stampede_guard.stores._envelope import seal, tokens_of
 from stampede_guard.testing import FaultStore, Gate, ManualClock
 
 Pause = Callable[[], Awaitable[None]]

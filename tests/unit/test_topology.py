@@ -3,8 +3,8 @@
 from redis.asyncio.connection import Connection
 
 from stampede_guard.stores import Refused
-from stampede_guard.stores._node import Limits, Node
-from stampede_guard.stores._topology import Single
+from stampede_guard.stores._redis.node import Limits, Node
+from stampede_guard.stores._redis.topology.base import Single
 from stampede_guard.stores.redis import RedisStore
 
 

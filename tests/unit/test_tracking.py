@@ -6,12 +6,12 @@ import pytest
 from leasing import LeasingDouble, Server, eventually
 
 from stampede_guard import Guard
-from stampede_guard import _backplane as backplane_module
-from stampede_guard._codec import seal
-from stampede_guard._memory import Memory
-from stampede_guard._tracking import Tracking
+from stampede_guard._bus import backplane as backplane_module
+from stampede_guard._bus.tracking import Tracking
+from stampede_guard._l2.tier import Tier
+from stampede_guard._memory.l1 import Memory
 from stampede_guard.stores import Touched
-from stampede_guard.stores._tier import Tier
+from stampede_guard.stores._envelope import seal
 from stampede_guard.testing import Gate, ManualClock
 
 Pause = Callable[[], Awaitable[None]]

@@ -1,8 +1,8 @@
 import pytest
 
-from stampede_guard._codec import seal
+from stampede_guard._l2.plain import Unleased
 from stampede_guard.stores import Refused, Stored, Verdict
-from stampede_guard.stores._unleased import Unleased
+from stampede_guard.stores._envelope import seal
 from stampede_guard.testing import FaultStore, ManualClock
 
 KEY = "sg1:{menus:menu-7}"

@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 from leasing import LeasingDouble, Server, eventually
 
+from stampede_guard._l2 import upkeep
+from stampede_guard._l2.lease import Lease, LeaseLapsed
+from stampede_guard._l2.tier import Tier
 from stampede_guard._stats import Counters
-from stampede_guard.stores import Refused, Verdict, _upkeep
-from stampede_guard.stores._lease import Lease, LeaseLapsed
-from stampede_guard.stores._tier import Tier
+from stampede_guard.stores import Refused, Verdict
 from stampede_guard.testing import FaultStore, Gate, ManualClock
 
 Pause = Callable[[], Awaitable[None]]
@@ -489,7 +490,7 @@ async def test_release_that_is_refused(
 
 async def test_releases_that_are_owed_are_bounded(here: Process, monkeypatch: pytest.MonkeyPatch) -> None:
     """When there are too many the oldest is given up: its lease expires."""
-    monkeypatch.setattr(_upkeep, "_MOST", 2)
+    monkeypatch.setattr(upkeep, "_MOST", 2)
     leases = [await here.owned(f"menu-{number}") for number in range(3)]
     here.store.error = OSError("down")
     for lease in leases:

@@ -1,6 +1,6 @@
 """L2: what a store has to be able to do.
 
-A store moves bytes. The envelope, the breaker and what has to be tried again are the tier's (`_tier`),
+A store moves bytes. The envelope, the breaker and what has to be tried again are the tier's (`_l2`),
 so that a store stays a thin piece over somebody's client. There are two kinds: a plain `Store` reads, writes
 and deletes; a `LeasingStore` can also give one flight of a whole cluster the right to load.
 """
@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Literal, NamedTuple, Protocol
 
-from .._fingerprint import NO_FINGERPRINT
+from .._codecs.fingerprint import NO_FINGERPRINT
 
 __all__ = (
     "Begun",

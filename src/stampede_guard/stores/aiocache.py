@@ -5,7 +5,7 @@ import math
 from collections.abc import Coroutine
 from typing import Any
 
-from .._policy import Duration, count, seconds
+from .._operations.options import Duration, count, seconds
 from ..errors import ConfigurationError
 from . import Stored
 

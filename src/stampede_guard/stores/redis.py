@@ -18,20 +18,22 @@ except ImportError as error:  # pragma: no cover  # the test environment has red
     message = "a Redis store needs redis-py: pip install 'stampede-guard[redis]'"
     raise ImportError(message) from error
 
-from .._codec import LONGEST_HEADER, tokens_of
-from .._fingerprint import NO_FINGERPRINT
-from .._messages import new_token
-from .._policy import Duration, count, flag, seconds
+from .._codecs.fingerprint import NO_FINGERPRINT
+from .._operations.options import Duration, count, flag, seconds
+from .._tokens import new_token
 from ..errors import ConfigurationError
-from . import Begun, Echo, Refused, Subscription, Touched, Verdict, _scripts
-from ._batch import Batches
-from ._client import describe
-from ._node import Command, Limits, Node, NotPrimaryError, Redirected
-from ._parcel import Look, Question, Told, as_verdict, marking
-from ._patience import Patience
-from ._resp import UnexpectedReply
-from ._scripts import Call
-from ._urls import Servers, make_topology
+from . import Begun, Echo, Refused, Subscription, Touched, Verdict
+from ._envelope import LONGEST_HEADER, tokens_of
+from ._redis import scripts
+from ._redis.client import describe
+from ._redis.node import Command, Limits, Node, NotPrimaryError, Redirected
+from ._redis.pipeline import Batches
+from ._redis.requests import Look, Question, Told, as_verdict, marking
+from ._redis.resp import UnexpectedReply
+from ._redis.scripts import Call
+from ._redis.topology.factory import make_topology
+from ._redis.urls import Servers
+from ._timeouts import Patience
 
 _ROOM = 1024  # bytes for the header of a value
 _RELEASES = 2  # whose longest values fit into one envelope, beside each other
@@ -265,13 +267,13 @@ class RedisStore:
         lowest = "" if version is None else version
         stored = token, envelope, _ms(life), lowest, _ms(_VERSION_LIFE)
         args = (*stored, self._bus, message, int(tell_all), self._last)
-        reply = await self._run(Call(bytes, _scripts.FILL, _keys(key), args))
+        reply = await self._run(Call(bytes, scripts.FILL, _keys(key), args))
         return reply in (b"OK", b"DUP")
 
     async def renew(self, rights: Sequence[tuple[str, str, float]]) -> Sequence[bool | Exception]:
         """Run RENEW for each of *rights*."""
         return await self._run_all(
-            [Call(int, _scripts.RENEW, (f"{key}:l",), (token, _ms(lease))) for key, token, lease in rights]
+            [Call(int, scripts.RENEW, (f"{key}:l",), (token, _ms(lease))) for key, token, lease in rights]
         )
 
     async def release(self, rights: Sequence[tuple[str, str, bytes, bool]]) -> Sequence[bool | Exception]:
@@ -279,7 +281,7 @@ class RedisStore:
         calls: list[Call] = []
         for key, token, message, is_unstored in rights:
             args = (token, self._bus, message)
-            calls.append(Call(int, _scripts.RELEASE, (f"{key}:l",), (*args, 1) if is_unstored else args))
+            calls.append(Call(int, scripts.RELEASE, (f"{key}:l",), (*args, 1) if is_unstored else args))
         return await self._run_all(calls)
 
     async def invalidate(self, key: str, version: int | None, message: bytes) -> None:
@@ -295,11 +297,11 @@ class RedisStore:
 
     async def _invalidate(self, keys: tuple[str, ...], version: int | None, message: bytes) -> None:
         lowest = "" if version is None else version
-        await self._run(Call(int, _scripts.INVALIDATE, keys, (lowest, _ms(_VERSION_LIFE), self._bus, message)))
+        await self._run(Call(int, scripts.INVALIDATE, keys, (lowest, _ms(_VERSION_LIFE), self._bus, message)))
 
     async def invalidate_tag(self, key: str, mark: bytes, life: float, message: bytes) -> None:
         """Run INVALIDATE_TAG."""
-        await self._run(Call(int, _scripts.INVALIDATE_TAG, (key,), (mark, _ms(life), self._bus, message)))
+        await self._run(Call(int, scripts.INVALIDATE_TAG, (key,), (mark, _ms(life), self._bus, message)))
 
     async def echo(self, word: bytes) -> None:
         """Publish for ourselves, in a cluster through another node than the one that is listened to."""

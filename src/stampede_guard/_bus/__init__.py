@@ -1,0 +1,1 @@
+"""What the processes of a cluster tell each other."""

@@ -1,0 +1,1 @@
+"""What users put in front of their functions."""

@@ -1,0 +1,238 @@
+"""Gathering: flights that reach their loads together are loaded by one call of the loader.
+
+Each id has an ordinary flight, with its own lease, fence, tags and time-outs. Only the last step is shared: instead
+of running a loader of its own, a flight joins a batch. A batch is a flight too, which none but those that load can
+join. So what is known of flights holds for it: it takes a slot for loads, it is cancelled when the last that waited
+for it has left, and a loader that waits for itself is found out.
+
+The store does not answer for all ids in the same tick. So a batch that was asked for as a whole goes when the store
+has answered for each of its ids: has a value, or the right to load it. For an id that somebody else is loading, the
+others do not wait.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Hashable, Mapping, Sequence
+from functools import partial
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from .._flights.scoreboard import Flight, running_flight
+from .._guard import Guard
+from .._keys.canonical import text_of
+from .._operations.operation import Operation
+from ..errors import WrongAnswer
+
+Loader = Callable[..., Coroutine[Any, Any, Mapping[Any, Any]]]
+Args = tuple[Any, ...]  # of a call for one id: the id, after the instance if the loader is a method
+
+
+class Batch:
+    """The ids that one call of the loader is for, and its flight."""
+
+    __slots__ = ("flight", "ids", "is_ready")
+
+    flight: Flight[dict[Any, Any]]
+
+    def __init__(self) -> None:
+        self.ids: dict[Any, Flight[Any] | None] = {}  # and the flights that wait for them
+        self.is_ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def send(self) -> None:
+        """Let the loader be called, for the ids that are there when it gets its slot."""
+        if not self.is_ready.done():  # all who waited for it have left
+            self.is_ready.set_result(None)
+
+    async def value_of(self, one_id: Any) -> Any:
+        """Wait for the value of an id; `None` if it has none."""
+        try:
+            values = await self.flight.wait()
+        finally:
+            self.ids.pop(one_id, None)  # whoever leaves early is not loaded for: nobody else is here for this id
+        return values.get(one_id)
+
+
+class Cohort:
+    """Flights that load together, though they may come one by one.
+
+    Args:
+        gathering: Whose.
+        group: What they have in common.
+    """
+
+    __slots__ = ("_batches", "_expected", "_gathering", "_group", "_is_closed", "_is_closing")
+
+    def __init__(self, gathering: "Gathering", group: Hashable) -> None:
+        self._gathering = gathering
+        self._group = group
+        self._batches: list[Batch] = []
+        self._expected = 0
+        self._is_closing = False
+        self._is_closed = False
+
+    def expect(self) -> None:
+        """Take note of a flight that will come to load, or land without."""
+        self._expected += 1
+
+    def settle(self) -> None:
+        """Take note that one of those has, or is not to be waited for."""
+        self._expected -= 1
+        if self._expected == 0:
+            if self._is_closed:
+                self._go()
+            elif not self._is_closing:  # the store had them all
+                self._gathering.close(self._group)
+
+    def board(self, args: Args) -> Batch:
+        """Return the batch that the flight of *args* is in from now on."""
+        if not self._is_closing:
+            self._is_closing = True
+            self._gathering.soon(self._close)
+        batch = self._batches[-1] if self._batches else None
+        # An id that is in already has a flight of its own, that was forgotten or is private: each has its own load.
+        if batch is None or batch.flight.landed or args[-1] in batch.ids:
+            batch = self._gathering.launch(args)
+            self._batches.append(batch)
+        batch.ids[args[-1]] = running_flight()
+        if len(batch.ids) == self._gathering.max_batch:
+            self._batches.remove(batch)
+            batch.send()
+        return batch
+
+    def _close(self) -> None:
+        """Let nobody else in, and go when all that are expected have come."""
+        self._gathering.close(self._group)
+        self._is_closed = True
+        if self._expected == 0:
+            self._go()
+
+    def _go(self) -> None:
+        for batch in self._batches:
+            batch.send()
+        self._batches.clear()
+
+
+class Seat:
+    """The place in a cohort of one flight that will come; what it does to load."""
+
+    __slots__ = ("_args", "_cohort", "_gathering", "_has_come")
+
+    def __init__(self, gathering: "Gathering", args: Args) -> None:
+        self._gathering = gathering
+        self._args = args
+        self._cohort: Cohort | None = None  # that expects it
+        self._has_come = False
+
+    async def __call__(self) -> Any:
+        """Load."""
+        self._has_come = True
+        if self._cohort is None:  # not expected: it was there before, or is late
+            return await self._gathering.load(*self._args)
+        batch = self._cohort.board(self._args)
+        self._settle()
+        return await batch.value_of(self._args[-1])
+
+    def watch(self, flight: Flight[Any]) -> None:
+        """Let others expect *flight*, until it has landed, or is kept waiting by a load in another process."""
+        if flight.is_over or flight.is_held or self._has_come:
+            return
+        self._cohort = self._gathering.cohort_of(self._args)
+        self._cohort.expect()
+        flight.on_rest = self._settle
+
+    def _settle(self) -> None:
+        if self._cohort is not None:
+            cohort, self._cohort = self._cohort, None
+            cohort.settle()
+
+
+class Gathering:
+    """Where the flights of one operation gather.
+
+    Args:
+        loader: Takes a list of ids, after the instance if it is a method; returns a mapping.
+        max_batch: How many ids it is called with at most.
+        max_wait: Seconds that the first to load waits for others; if zero, until the end of the tick.
+    """
+
+    def __init__(self, loader: Loader, max_batch: int, max_wait: float) -> None:
+        self.max_batch = max_batch
+        self.max_wait = max_wait
+        self._loader = loader
+        self._open: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Hashable, Cohort]] = WeakKeyDictionary()
+
+    def serve(self, guard: Guard, operation: Operation, key: Callable[..., str]) -> None:
+        """Load for *operation*, whose ops *key* builds."""
+        self._guard = guard
+        self._operation = operation
+        self._key = key
+        operation.is_batched = True
+
+    async def load(self, *args: Any) -> Any:
+        """Load one id, with whatever else is there to be loaded."""
+        return await self.cohort_of(args).board(args).value_of(args[-1])
+
+    def cohort_of(self, args: Args) -> Cohort:
+        """Return the open cohort of those that can be loaded together with *args*.
+
+        They have the instance in common, and what the loader sees of their contexts.
+        """
+        here = self._here()
+        group = tuple(map(id, args[:-1])), tuple(text_of(variable.get()) for variable in self._operation.vary)
+        cohort = here.get(group)
+        if cohort is None:
+            cohort = here[group] = Cohort(self, group)
+        return cohort
+
+    def launch(self, args: Args) -> Batch:
+        """Return a new batch, which begins with *args*; its flight waits until it is sent."""
+        batch = Batch()
+        load = partial(self._load_all, args[:-1], batch.ids)
+        op = f"{self._key(*args)} (batch)"
+        batch.flight = self._guard.launch_batch(self._operation, op, batch.is_ready, load)
+        return batch
+
+    async def load_alone(self, *args: Any) -> Any:
+        """Load one id for one caller alone, in no batch."""
+        return (await self._load_all(args[:-1], {args[-1]: None})).get(args[-1])
+
+    async def load_aside(self, receiver: Args, ids: Sequence[Any]) -> dict[Any, Any]:
+        """Load *ids* for one caller, as many at once as the loader may be called with."""
+        values: dict[Any, Any] = {}
+        for first in range(0, len(ids), self.max_batch):
+            values |= await self._load_all(receiver, dict.fromkeys(ids[first : first + self.max_batch]))
+        return values
+
+    async def _load_all(self, receiver: Args, ids: Mapping[Any, Flight[Any] | None]) -> dict[Any, Any]:
+        asked = dict.fromkeys(ids)
+        for flight in ids.values():
+            if flight is not None:
+                flight.loader_called = True
+        answer = await self._loader(*receiver, list(asked))
+        if not isinstance(answer, Mapping):
+            message = f"{self._operation.name}: the loader returned a {type(answer).__qualname__}, not a mapping of ids"
+            raise WrongAnswer(message)
+        values = dict(answer)
+        if not values.keys() <= asked.keys():
+            one_id = next(one_id for one_id in values if one_id not in asked)
+            message = (
+                f"{self._operation.name}: the loader returned {one_id!r}, which it was not asked for; "
+                f"it was asked for {next(iter(asked))!r}, among others. Return what was asked for, under the same ids"
+            )
+            raise WrongAnswer(message)
+        return values
+
+    def soon(self, close: Callable[[], None]) -> None:
+        """Call *close* when there has been time enough to come."""
+        loop = asyncio.get_running_loop()
+        if self.max_wait:
+            loop.call_later(self.max_wait, close)
+        else:
+            loop.call_soon(close)
+
+    def close(self, group: Hashable) -> None:
+        """Let nobody else into the open cohort of *group*."""
+        del self._here()[group]
+
+    def _here(self) -> dict[Hashable, Cohort]:
+        """Return the open cohorts of the running loop."""
+        return self._open.setdefault(asyncio.get_running_loop(), {})

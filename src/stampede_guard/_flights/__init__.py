@@ -1,0 +1,1 @@
+"""Loads that run, and the callers that wait for them."""

@@ -1,0 +1,1 @@
+"""Keys and tags: from a call's arguments to text."""

@@ -1,0 +1,339 @@
+"""One text for each value, and never one for two: what keys are made of.
+
+`canonical` is typed and quoted, for derived keys. `text_of` is the plain text that people expect
+in a template (`7` for `7` and for `"7"`), escaped so that it holds no separator and is never empty.
+"""
+
+import datetime as dt
+import enum
+import ipaddress
+import itertools
+import math
+import pathlib
+import re
+import string
+import sys
+import types
+import uuid
+import weakref
+from collections.abc import Callable, Iterable
+from dataclasses import fields, is_dataclass
+from decimal import Decimal
+from functools import lru_cache, partial
+from hashlib import blake2b
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import msgspec
+
+from ..errors import InvalidKey
+
+_NAN = "NaN differs from itself, so it cannot be part of a key"
+_REMEDY = "pass a key template that names what matters, such as '…-{user.id}', or key=, or leave it out with ignore="
+_SAFE = frozenset(string.ascii_letters + string.digits + "_.")
+_MAIN = ("__main__", "__mp_main__")
+_SHOWS_ALL = "asyncpg.pgproto.pgproto.UUID"  # a UUID in memory of its own; equal to the standard one
+_FIXED = "pydantic_core._pydantic_core.TzInfo"  # what a datetime in a request has: an offset, and no more
+
+
+LONG = 200  # characters: an op that has as many is not kept as it is
+_DIGESTED = re.compile(r"~[0-9a-f]{64}~")
+
+
+def shortened(op: str) -> str:
+    """Return *op*, or if it is long, what stands for it everywhere: a digest, and how it begins.
+
+    The digest comes first, where text that a caller adds to another cannot forge it, and what is short is never as
+    long: so no op is taken for another.
+    """
+    if len(op) < LONG or (len(op) == LONG and _DIGESTED.match(op)):
+        return op
+    digest = blake2b(op.encode("utf-8", "surrogatepass"), digest_size=32).hexdigest()
+    return f"~{digest}~{op}"[:LONG]
+
+
+def qualified_name(thing: Any) -> str:
+    """Return the module and qualified name of a function or class."""
+    return f"{module_name(thing.__module__)}.{thing.__qualname__}"
+
+
+def module_name(name: str) -> str:
+    """Return the name that the module *name* is imported by: `__main__` is the module that was started."""
+    if name not in _MAIN:
+        return name
+    main = sys.modules.get(name)
+    spec = getattr(main, "__spec__", None)
+    if spec is not None:
+        return str(spec.name)
+    file = getattr(main, "__file__", None)
+    return name if file is None else _imported_as(file)  # a notebook has no file
+
+
+@lru_cache(maxsize=16)
+def _imported_as(file: str) -> str:
+    """Return the name of the module in *file*, with its packages'."""
+    path = pathlib.Path(file).absolute()
+    packages = itertools.takewhile(lambda folder: (folder / "__init__.py").is_file(), path.parents)
+    return ".".join(reversed([path.stem, *(folder.name for folder in packages)]))
+
+
+def canonical(value: Any) -> str:
+    """Return a text that no other value has, types told apart, for a value that is compared by its content.
+
+    Raises:
+        InvalidKey: the value has no such text: an arbitrary object, one that is compared by identity or by a method of
+            its own, an instance of a class without a lasting name, a subclass that holds more than its base, NaN.
+    """
+    kind: Any = type(value)
+    write = _WRITERS.get(kind)
+    if write is not None:
+        return write(value)
+    if issubclass(kind, type):
+        return _lasting_name(value)
+    if issubclass(kind, enum.Enum):
+        return f"{_lasting_name(kind)}{_write_member(value, '.{}'.format, '({})'.format)}"
+    base = _base_of(value)
+    if base is not None:
+        named = base if qualified_name(kind) == _SHOWS_ALL else kind
+        return _write_named(_lasting_name(named), base, value)
+    compared = _compared_fields(kind)
+    if compared is not None:
+        return _write_fields(value, compared)
+    message = f"an argument of type {qualified_name(kind)} has no canonical form, so no key can be derived from it: "
+    raise InvalidKey(message + _REMEDY)
+
+
+def text_of(value: Any) -> str:
+    """Return the text of *value* in a template; types are not told apart, but what one type holds is.
+
+    Raises:
+        InvalidKey: the value has no text (an arbitrary object, a subclass that holds more than its base, NaN).
+    """
+    kind: Any = type(value)
+    write = _TEXTS.get(kind)
+    if write is not None:
+        return write(value)
+    if issubclass(kind, enum.Enum):
+        return _write_member(value, _escape, lambda written: f"~{_escape(written)}")
+    write = _TEXTS.get(_base_of(value))
+    return f"~{_escape(canonical(value))}" if write is None else write(value)
+
+
+def _escape(text: str) -> str:
+    if _SAFE.issuperset(text):
+        return text
+    encoded = text.encode("utf-8", "surrogatepass")  # a lone surrogate is a text too
+    return "".join(chr(byte) if chr(byte) in _SAFE else f"%{byte:02X}" for byte in encoded)
+
+
+def _escaped(write: Callable[[Any], str], value: Any) -> str:
+    return _escape(write(value))
+
+
+def _lasting_name(kind: type) -> str:
+    """Return the name of *kind*, by which it can be found: other classes may be called the same."""
+    found: Any = sys.modules.get(kind.__module__)
+    for part in kind.__qualname__.split("."):
+        found = getattr(found, part, None)
+    if found is kind:
+        return qualified_name(kind)
+    why = "is made inside a function" if "<locals>" in kind.__qualname__ else "cannot be found under its name"
+    message = f"{qualified_name(kind)} {why}, so it may have namesakes, and no key can be derived from it: "
+    raise InvalidKey(message + _REMEDY)
+
+
+def _base_of(value: Any) -> type | None:
+    """Return the base whose content is all that *value* holds; `None` if its class has no such base.
+
+    Raises:
+        InvalidKey: it holds more.
+    """
+    kind = type(value)
+    base = next((each for each in kind.__mro__ if each in _OPEN), None)
+    if base is None:
+        return None
+    more = sorted(getattr(value, "__dict__", ()))
+    if more or not _adds_nothing(kind, base):
+        held = f"the attribute {more[0]!r}" if more else "fields of its own"
+        message = (
+            f"an argument of type {qualified_name(kind)} holds more than the {base.__name__} that it is, "
+            f"{held}, so no key can be derived from it: "
+        )
+        raise InvalidKey(message + _REMEDY)
+    return base
+
+
+def _adds_nothing(kind: type, base: type) -> bool:
+    """Whether instances of *kind* have no fields that those of *base* lack, but for a dict."""
+    own = kind.__mro__[: kind.__mro__.index(base)]
+    if any(isinstance(each, types.MemberDescriptorType) for above in own for each in vars(above).values()):
+        return False  # a slot
+    # A field of a class in C shows in its size; a reference to a dict or to weak references is no field.
+    return kind.__basicsize__ <= type("", (base,), {}).__basicsize__ or qualified_name(kind) == _SHOWS_ALL
+
+
+def _compared_fields(kind: Any) -> Iterable[str] | None:
+    """Return the fields by which instances of *kind* are compared, or `None` if it is not by fields."""
+    judge = next(above for above in kind.__mro__ if "__eq__" in vars(above))
+    if judge in msgspec.Struct.__mro__[:-1]:
+        return kind.__struct_fields__ if kind.__struct_config__.eq else None
+    code = getattr(kind.__eq__, "__code__", None)
+    if judge is not kind or code is None:  # a subclass may hold what its base does not compare
+        return None
+    if is_dataclass(kind) and code.co_filename == "<string>":  # written by the decorator
+        return [field.name for field in fields(kind) if field.compare]
+    attributes = getattr(kind, "__attrs_attrs__", ()) if code.co_filename.startswith("<attrs generated") else None
+    return None if attributes is None else [field.name for field in attributes if field.eq]
+
+
+def _write_member(member: Any, by_name: Callable[[str], str], by_value: Callable[[str], str]) -> str:
+    """Return the text of a member of an enum, by its name if that leads back to it: `name` may be overridden."""
+    name = member._name_
+    if type(member).__members__.get(name) is member:
+        return by_name(name)
+    return by_value(canonical(member._value_))  # a combination of flags, or made up by `_missing_`
+
+
+def _write_decimal(value: Decimal) -> str:
+    if Decimal.is_nan(value):
+        raise InvalidKey(_NAN)
+    return Decimal.__str__(value)
+
+
+def _write_time(text: str, zone: dt.tzinfo | None, fold: int) -> str:
+    return f"{text}{'' if zone is None else _write_zone(zone)}{' fold' * fold}"
+
+
+def _write_zone(zone: Any) -> str:
+    """Return what tells *zone* from others with the same offset now: they may differ an hour later."""
+    kind = type(zone)
+    if kind is dt.timezone:
+        name, usual = zone.tzname(None), dt.timezone(zone.utcoffset(None)).tzname(None)
+        return "" if name == usual else f"[{name!r}]"
+    if qualified_name(kind) == _FIXED:
+        return ""
+    try:
+        rebuilt = zone.__reduce_ex__(2)  # what makes an equal one elsewhere is all that there is to it
+        if kind is ZoneInfo:
+            return f"[{zone.key}]"
+        make, *parts = (str, rebuilt) if isinstance(rebuilt, str) else rebuilt
+        return f"[{_lasting_name(kind)}{canonical((make.__qualname__, *parts))}]"
+    except Exception as error:
+        message = f"a time in the zone {zone!r} has no canonical form; use zoneinfo.ZoneInfo or datetime.timezone"
+        raise InvalidKey(message) from error
+
+
+def _write_float(value: float) -> str:
+    if math.isnan(value):
+        raise InvalidKey(_NAN)
+    return float.__repr__(value)
+
+
+def _write_all(values: Iterable[Any]) -> str:
+    return ",".join(map(canonical, values))
+
+
+def _write_fields(value: Any, names: Iterable[str]) -> str:
+    inner = ",".join(f"{name}={canonical(getattr(value, name))}" for name in names)
+    return f"{_lasting_name(type(value))}({inner})"
+
+
+def _write_named(name: str, base: type, value: Any) -> str:
+    """Return the text of *value* under the name of its type: in quotes, unless that of *base* stands for itself."""
+    write = _BY_TEXT.get(base)
+    return f"{name}({_WRITERS[base](value) if write is None else repr(write(value))})"
+
+
+def _write_dict(value: dict[Any, Any]) -> str:
+    # Equal dicts may differ in order; so the texts are sorted, not the keys, which may not compare.
+    return "{" + ",".join(sorted(f"{canonical(key)}:{canonical(item)}" for key, item in value.items())) + "}"
+
+
+# What stands in a key by its own text, under its type's name.
+_BY_TEXT: dict[Any, Callable[[Any], str]] = {
+    Decimal: _write_decimal,
+    uuid.UUID: uuid.UUID.__str__,
+    dt.datetime: lambda value: _write_time(dt.datetime.isoformat(value, " "), value.tzinfo, value.fold),
+    dt.date: dt.date.isoformat,
+    dt.time: lambda value: _write_time(dt.time.isoformat(value), value.tzinfo, value.fold),
+    dt.timedelta: dt.timedelta.__str__,
+    pathlib.PurePosixPath: str,
+    pathlib.PureWindowsPath: str,
+    pathlib.PosixPath: str,
+    pathlib.WindowsPath: str,
+    ipaddress.IPv4Address: str,
+    ipaddress.IPv6Address: str,
+    ipaddress.IPv4Interface: str,
+    ipaddress.IPv6Interface: str,
+}
+# Types in whose place a subclass may stand that adds nothing to them. Their own methods are asked, and not the
+# subclass's, which may show less than it holds.
+_OPEN = (str, bytes, int, float, tuple, Decimal, uuid.UUID, dt.datetime, dt.date, dt.time, dt.timedelta)
+
+_WRITERS: dict[type, Callable[[Any], str]] = {
+    type(None): repr,
+    bool: repr,
+    int: int.__repr__,
+    str: str.__repr__,
+    bytes: bytes.__repr__,
+    float: _write_float,
+    complex: lambda value: f"complex({_write_float(value.real)},{_write_float(value.imag)})",
+    tuple: lambda value: f"({_write_all(tuple.__iter__(value))})",
+    list: lambda value: f"[{_write_all(value)}]",
+    dict: _write_dict,
+    set: lambda value: f"set({','.join(sorted(map(canonical, value)))})",
+    frozenset: lambda value: f"frozenset({','.join(sorted(map(canonical, value)))})",
+    **{kind: partial(_write_named, qualified_name(kind), kind) for kind in _BY_TEXT},
+}
+
+_TEXTS: dict[Any, Callable[[Any], str]] = {
+    str: lambda value: _escape(str.__str__(value)) or "~empty",
+    int: lambda value: _escape(int.__repr__(value)),
+    type(None): lambda value: f"~{value}",
+    bool: lambda value: f"~{value}",
+    float: lambda value: _escape(_write_float(value)),
+    bytes: lambda value: f"~bytes.{bytes.hex(value)}",
+    **{kind: partial(_escaped, write) for kind, write in _BY_TEXT.items()},
+}
+
+_serials: dict[int, tuple[weakref.ref[Any], int]] = {}
+_next_serial = itertools.count(1)
+
+
+def identity(instance: Any) -> str:
+    """Return a text that stands for this very object, in this process, and is never used again.
+
+    Not `id()`: that is recycled, and a new object would inherit the answers of a dead one.
+
+    Raises:
+        InvalidKey: the object allows no weak reference.
+    """
+    known = _serials.get(id(instance))
+    if known is not None and known[0]() is instance:
+        return f"~{known[1]}"
+    address = id(instance)
+    try:
+        reference = weakref.ref(instance, lambda dead: _forget(address, dead))
+    except TypeError:
+        message = (
+            f"{qualified_name(type(instance))} allows no weak reference, so its methods cannot be told apart by "
+            "instance: add '__weakref__' to its __slots__, or put {self.attribute} into the key template"
+        )
+        raise InvalidKey(message) from None
+    serial = next(_next_serial)
+    _serials[address] = (reference, serial)
+    return f"~{serial}"
+
+
+def _forget(address: int, dead: weakref.ref[Any]) -> None:
+    if address in _serials and _serials[address][0] is dead:  # the address may have a new tenant
+        del _serials[address]
+
+
+def class_name(owner: type) -> str:
+    """Return the text that stands for a class in every process.
+
+    Raises:
+        InvalidKey: a class made inside a function may have namesakes.
+    """
+    return text_of(_lasting_name(owner))

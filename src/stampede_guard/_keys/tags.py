@@ -1,0 +1,104 @@
+"""Tags: names of many ops at once.
+
+A tag is the text that an f-string makes of its template: `"restaurant:{restaurant_id}"` over 7 is `"restaurant:7"`.
+Nothing is escaped, unlike in keys, so the tag that a decorated function's template builds and the one that a caller
+spells out are the same text. Two templates may meet in one tag; an invalidation then forgets more than it had to.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ..errors import InvalidKey
+from .canonical import shortened
+from .source import compile_like, parameters_of
+from .spec import name_of
+from .template import Template
+
+BuildTags = Callable[..., tuple[str, ...]]
+
+_MOST = 16  # as many marks as there is room for in front of a value
+_ADDRESS = re.compile(r"<[^<>]* at 0x[0-9A-Fa-f]+>")
+_PLACEHOLDER = re.compile(r"\{([^\W\d]\w*)(?:\.[^\W\d]\w*)*\}")
+
+
+def check_tags(owner: str, tags: Sequence[str]) -> None:
+    """Check that *tags* are some, and not too many.
+
+    Raises:
+        InvalidKey: they are not.
+    """
+    if not isinstance(tags, list | tuple) or not all(isinstance(tag, str) and tag for tag in tags):
+        message = f"{owner}: tags={tags!r}; give a tuple of strings, none of them empty"
+        raise InvalidKey(message)
+    if len(tags) > _MOST:
+        message = f"{owner}: {len(tags)} tags; give at most {_MOST}"
+        raise InvalidKey(message)
+
+
+def compile_tags(function: Callable[..., Any], tags: Sequence[str]) -> BuildTags | None:
+    """Return how to build the tags of a call of *function*, or `None` if it has none.
+
+    Raises:
+        InvalidKey: a template is malformed, or names no parameter; or there are too many.
+    """
+    check_tags(name_of(function), tags)
+    if not tags:
+        return None
+    names = {parameter.name for parameter in parameters_of(function)}
+    sources: list[str] = []
+    for tag in tags:
+        template = Template.parse_tag(tag)
+        for name in sorted(template.names - names):
+            message = f"{name_of(function)}: the tag {tag!r} uses {name!r}, which is no parameter of it"
+            raise InvalidKey(message)
+        sources.append(_source_of(template))
+    # No invalidation can name an empty tag.
+    body = f"return tuple([_sg_shortened(_sg_tag) for _sg_tag in ({', '.join(sources)},) if _sg_tag])"
+    build: BuildTags = compile_like(function, (body,), {"_sg_write": write_value, "_sg_shortened": shortened})
+    return build
+
+
+def _source_of(template: Template) -> str:
+    pieces = [
+        f"{{_sg_write({part})}}" if position % 2 else part.replace("{", "{{").replace("}", "}}")
+        for position, part in enumerate(template.parts)
+    ]
+    return f"f{''.join(pieces)!r}"
+
+
+def write_value(value: Any) -> str:
+    """Return the text of *value* in a tag, which is what an f-string makes of it.
+
+    Raises:
+        InvalidKey: that text is the address of an object, which no other caller can spell.
+    """
+    if value.__class__ is str or value.__class__ is int:
+        return str(value)
+    text = format(value)
+    if _ADDRESS.search(text):
+        kind = f"{type(value).__module__}.{type(value).__qualname__}"
+        message = (
+            f"an argument of type {kind} has no text but its address, so no tag can name it: "
+            "use an attribute in the tag, as in '…:{user.id}'"
+        )
+        raise InvalidKey(message)
+    return text
+
+
+def spell_tag(tag: object, values: Mapping[str, object]) -> str:
+    """Return the tag that is meant: *tag* itself, or the one that it makes of *values* as a template.
+
+    Raises:
+        InvalidKey: *tag* is not a string, or empty, or *values* are given that are not those of its placeholders.
+    """
+    if not isinstance(tag, str) or not tag:
+        message = f"tag={tag!r}: a tag is a string, and not empty"
+        raise InvalidKey(message)
+    return shortened(Template.parse_tag(tag).fill(values, write_value) if values else tag)
+
+
+def placeholder_in(text: str) -> str | None:
+    """Return the name in the first placeholder that *text* has, if it has one."""
+    found = _PLACEHOLDER.search(text) if "{" in text else None
+    return None if found is None else found[1]

@@ -1,0 +1,1 @@
+"""L2 as the guard uses it, above any store."""

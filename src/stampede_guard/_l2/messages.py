@@ -1,0 +1,59 @@
+"""What processes say to each other on the bus.
+
+The first byte says what happened, then comes who says it, then about what:
+
+```
+w <op>               the load of op is over: whoever waits for it may ask again
+i <instance> <op>    op was invalidated
+t <instance> <tag>   everything with this tag was
+c <instance>         everything was
+```
+
+The instance is one event loop's part of a guard, 22 characters. There are no separators.
+"""
+
+from typing import Literal, NamedTuple
+
+Kind = Literal["w", "i", "t", "c"]
+
+_INSTANCE = 22
+_LENGTHS = {b"w": 0, b"i": _INSTANCE, b"t": _INSTANCE, b"c": _INSTANCE}
+
+
+class Message(NamedTuple):
+    """One message.
+
+    Attributes:
+        kind: What happened.
+        sender: The instance; empty for a wake-up, which concerns the sender's own waiters too.
+        subject: The op, or the tag.
+    """
+
+    kind: Kind
+    sender: str
+    subject: str
+
+    def pack(self) -> bytes:
+        """Return the bytes that are published."""
+        return f"{self.kind}{self.sender}{self.subject}".encode("utf-8", "surrogatepass")
+
+
+def unpack(payload: bytes) -> Message | None:
+    """Return the message, or `None` if this is not one."""
+    kind = payload[:1]
+    length = _LENGTHS.get(kind)
+    if length is None or len(payload) <= length:
+        return None
+    try:
+        text = payload.decode("utf-8", "surrogatepass")
+    except UnicodeDecodeError:
+        return None
+    sender = text[1 : 1 + length]
+    if not sender.isascii():
+        return None
+    return Message(text[0], sender, text[1 + length :])  # type: ignore[arg-type]  # one of the four
+
+
+def woken(op: str) -> Message:
+    """Return the message that the load of *op* is over."""
+    return Message("w", "", op)

@@ -1,0 +1,113 @@
+"""A plain store behind the interface of those that can do more: whoever misses has the right to load."""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+
+from .._codecs.fingerprint import NO_FINGERPRINT
+from ..stores import Begun, Refused, Store, Subscription, Verdict
+
+
+class Unleased:
+    """A plain store, one writer at a time for each op being the tier's care.
+
+    Args:
+        store: What moves the bytes.
+    """
+
+    capabilities: frozenset[str] = frozenset()
+    has_replicas = False
+    generation = 0
+
+    def __init__(self, store: Store) -> None:
+        self.channel = ""
+        self.name = store.name
+        self.concurrency = store.concurrency
+        self._store = store
+        self.open = store.open
+        self.aclose = store.aclose
+
+    def node_of(self, key: str) -> str:  # whatever is behind it, it is one to us
+        """Return the store's name."""
+        return self.name
+
+    async def glance(
+        self, key: str, tags: Sequence[str], fingerprint: bytes = NO_FINGERPRINT
+    ) -> Verdict | None:  # no replicas
+        """Return nothing."""
+        return None
+
+    async def acquire(  # noqa: PLR0917  # as the protocol has it
+        self,
+        key: str,
+        tags: Sequence[str],  # the guard refuses them
+        token: str,  # nobody arbitrates
+        lease: float,  # as above
+        unwanted: bytes,
+        marks_life: float,  # as above
+        former: str = "",  # as above
+        fingerprint: bytes = NO_FINGERPRINT,  # there is one value, and its reader checks the fingerprint
+    ) -> Verdict:
+        """Read; without a value that will do, everybody may load."""
+        stored = None if unwanted else await self._store.read(f"{key}:v")
+        return Verdict("own") if stored is None else Verdict("hit", stored)
+
+    def begin(  # noqa: PLR0917  # as the protocol has it
+        self,
+        key: str,
+        tags: Sequence[str],
+        lease: float,
+        marks_life: float,
+        fingerprint: bytes,
+        on_answer: Callable[[], None],
+    ) -> None:  # it takes a task
+        """Return nothing."""
+
+    async def conclude(self, begun: Begun, token: str) -> Verdict:
+        """Refuse: nothing was begun."""
+        why = "it begins nothing"
+        raise Refused(why)
+
+    async def fill(  # noqa: PLR0917  # as the protocol has it
+        self,
+        key: str,
+        token: str,  # nobody arbitrates
+        envelope: bytes,
+        life: float,
+        version: int | None,  # the guard refuses them
+        message: bytes,  # nobody listens
+        *,
+        tell_all: bool,  # as above
+    ) -> bool:
+        """Write."""
+        await self._store.write(f"{key}:v", envelope, life)
+        return True
+
+    async def renew(self, rights: Sequence[tuple[str, str, float]]) -> Sequence[bool]:  # nothing expires
+        """Return that all is well."""
+        return [True] * len(rights)
+
+    async def release(self, rights: Sequence[tuple[str, str, bytes, bool]]) -> Sequence[bool]:
+        """Do nothing: there was no lease."""
+        return [False] * len(rights)
+
+    async def invalidate(self, key: str, version: int | None, message: bytes) -> None:
+        """Delete."""
+        await self._store.delete(f"{key}:v")
+
+    async def invalidate_tag(self, key: str, mark: bytes, life: float, message: bytes) -> None:
+        """Refuse: the guard does not let it come to that."""
+        why = "it has no tags"
+        raise Refused(why)
+
+    async def echo(self, word: bytes) -> None:
+        """Do nothing: there is no bus."""
+
+    async def stored_by(self, key: str) -> tuple[bytes, ...]:
+        """Refuse: nothing is tracked, and nobody asks."""
+        why = "it does not know"
+        raise Refused(why)
+
+    def listen(self) -> AbstractAsyncContextManager[Subscription]:
+        """Refuse: there is no bus, and nobody asks."""
+        why = "it has no bus"
+        raise Refused(why)

@@ -1,0 +1,246 @@
+"""L2 as the guard sees it: never raises, never answers for another op, never brings back what was invalidated."""
+
+import asyncio
+import logging
+import re
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AbstractAsyncContextManager
+from functools import partial
+from hashlib import blake2b
+from typing import Any
+from weakref import WeakValueDictionary
+
+from .._codecs.fingerprint import NO_FINGERPRINT
+from .._stats import Counters
+from .._tokens import new_mark
+from ..stores import LeasingStore, Store, Subscription
+from .access import Asking, NoAnswer, reason
+from .lease import Lease
+from .messages import Message
+from .plain import Unleased
+from .recent import Recent
+from .sender import Confirmation, Sender
+from .unconfirmed import Invalidation, Pending
+from .upkeep import Upkeep
+
+logger = logging.getLogger("stampede_guard")
+
+_READABLE = re.compile(r"[!-z|~]{1,200}")  # printable, no space and no brace: it stands inside a hash tag
+_LONGEST = 240  # characters of namespace and op together
+_MARKS_LIFE = 86_400.0  # seconds: a mark that is gone costs a load of whatever carried it
+
+
+class Tier:
+    """A store behind envelopes, breakers and a memory of what has to be invalidated.
+
+    Args:
+        store: Where the bytes go.
+        namespace: What keeps this guard's keys apart from others'.
+        max_bytes: Size of the largest payload that is stored.
+        clock: Monotonic seconds.
+        instance: Whose messages are this guard's own.
+    """
+
+    def __init__(
+        self,
+        store: Store | LeasingStore,
+        namespace: str,
+        max_bytes: int,
+        clock: Callable[[], float],
+        instance: str = "",
+    ) -> None:
+        self.store = _leasing(store)
+        self.store.channel = f"sg1:{namespace}:bus"
+        self.max_bytes = max_bytes
+        self.marks_life = _MARKS_LIFE
+        self.clock = clock
+        self.asking = Asking(store.name, store.concurrency, clock)
+        self.recent = Recent(clock)
+        self._namespace = namespace
+        self._instance = instance
+        self.everything = Invalidation(self.tag_key(""), Message("c", instance, "").pack(), is_tag=True)
+        self._has_tags = "tags" in self.store.capabilities
+        self._pending = Pending(clock, self.everything if self._has_tags else None)
+        self._writes: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._generation = self.store.generation
+        self.upkeep: set[asyncio.Task[None]] = set()
+        self._sender = Sender(self, self.upkeep)
+        self.leases = Upkeep(self.store, self.asking, clock, self.look_after)
+
+    @property
+    def capabilities(self) -> frozenset[str]:
+        """What the store can do."""
+        return self.store.capabilities
+
+    @property
+    def pending(self) -> Pending:
+        """The invalidations that the store has not confirmed; after a change of servers, those that it may have lost.
+
+        Whoever looks learns of the change, and so nothing is read from the new server before it knows them too.
+        """
+        if self._generation != self.store.generation:
+            self._generation = self.store.generation
+            self._pending.repeat()
+        return self._pending
+
+    async def open(self) -> None:
+        """Say hello; a store that does not answer opens the breaker, and calls go on without it."""
+        try:
+            await self.store.open()
+        except Exception as error:  # noqa: BLE001  # drivers raise more than they document
+            self.asking.breaker(self.store.node_of(self.tag_key(""))).trip(reason(error))
+
+    async def aclose(self) -> None:
+        """Close the store's connections."""
+        self.leases.close()
+        if self.upkeep:
+            await asyncio.wait(self.upkeep)  # each is bounded by the store's deadlines
+        try:
+            await self.store.aclose()
+        except Exception as error:  # noqa: BLE001  # as above; there is nothing left to save
+            logger.warning("%s did not close cleanly (%s)", self.store.name, reason(error))
+
+    def lease(  # noqa: PLR0917  # what a flight has to say of its operation
+        self,
+        op: str,
+        tags: Sequence[str],
+        length: float,
+        longest_life: float,
+        counters: Counters,
+        fingerprint: bytes = NO_FINGERPRINT,
+    ) -> Lease:
+        """Return what a flight of *op* needs to deal with the store.
+
+        Args:
+            op: The op id.
+            tags: Its tags.
+            length: Seconds that its right to load lasts unless it is renewed.
+            longest_life: Seconds after which whatever was stored for *op* is gone.
+            counters: Where outcomes are counted.
+            fingerprint: Of the codec and the schema of its values.
+        """
+        keys: tuple[str, ...] = ()
+        if self._has_tags:
+            everything = self.everything.key
+            keys = (everything, *map(self.tag_key, tags)) if tags else (everything,)
+        return Lease(self, op, self.key(op), keys, length, longest_life, counters, fingerprint)
+
+    def invalidation(self, op: str, version: int | None = None) -> Invalidation:
+        """Return the invalidation of *op*, to be given to `invalidate`."""
+        return Invalidation(self.key(op), Message("i", self._instance, op).pack(), is_tag=False, version=version)
+
+    def tag_invalidation(self, tag: str) -> Invalidation:
+        """Return the invalidation of *tag*; of everything, if it is empty."""
+        if not tag:
+            return self.everything
+        return Invalidation(self.tag_key(tag), Message("t", self._instance, tag).pack(), is_tag=True)
+
+    def announce(self, invalidation: Invalidation) -> None:
+        """Read and store nothing that *invalidation* concerns until the store has confirmed it."""
+        self.recent.note(invalidation.key)
+        if invalidation is self.everything and not self._has_tags:
+            self.pending.lose_all()
+        else:
+            self.pending.add(invalidation)
+
+    def send(self, invalidation: Invalidation) -> Confirmation:
+        """Announce *invalidation*, and have it carried out after any write of the key that is under way.
+
+        Tried even when the breaker is open, for the sake of the other processes.
+        """
+        self.announce(invalidation)
+        return self._sender.send(invalidation.key)
+
+    async def settle(self, key: str, counters: Counters, *, is_forced: bool = False) -> None:
+        """Make sure that no invalidation of *key* is pending; only while it is the caller's turn.
+
+        Raises:
+            NoAnswer: it still is.
+        """
+        while (waiting := self.pending.of(key)) is not None:
+            generation = self.store.generation
+            if waiting.is_tag:
+                send = partial(self.store.invalidate_tag, key, new_mark(), _MARKS_LIFE, waiting.message)
+            else:
+                send = partial(self.store.invalidate, key, waiting.version, waiting.message)
+            await self.asking.ask("invalidate", self.store.node_of(key), send, counters, is_forced=is_forced)
+            if generation == self.store.generation:  # else it may be lost with the server that confirmed it
+                self.pending.confirm(waiting)
+                return
+
+    async def settle_all(self) -> None:
+        """Try again what is pending."""
+        for confirmation in [self._sender.send(each.key) for each in self.pending.all()]:
+            await confirmation.wait()
+
+    async def echo(self, word: bytes, counters: Counters) -> bool:
+        """Send an echo, even when the breaker is open: that is how we find out that the store is back."""
+        node = self.store.node_of(self.store.channel)
+        try:
+            await self.asking.ask("publish", node, partial(self.store.echo, word), counters, is_forced=True)
+        except NoAnswer:
+            return False
+        return True
+
+    async def stored_by(self, key: str, counters: Counters) -> tuple[bytes, ...]:
+        """Return the tokens of the flights that stored what stands under *key*; none if the store does not say."""
+        try:
+            return await self.asking.ask("read", self.store.node_of(key), partial(self.store.stored_by, key), counters)
+        except NoAnswer:
+            return ()
+
+    @property
+    def bus_node(self) -> str:
+        """Name of the server where the bus is to be heard."""
+        return self.store.node_of(self.store.channel)
+
+    def listen(self) -> AbstractAsyncContextManager[Subscription]:
+        """Open the bus."""
+        return self.store.listen()
+
+    def look_after(self, upkeep: Coroutine[None, None, None]) -> None:
+        """Run *upkeep*, which is bounded by the store's deadlines, in a task of its own; closing waits for it."""
+        task = asyncio.get_running_loop().create_task(upkeep, name="upkeep of leases")
+        if not task.done():
+            self.upkeep.add(task)
+            task.add_done_callback(self.upkeep.discard)
+
+    def turn(self, key: str) -> asyncio.Lock:
+        """Return the lock that lets one write of *key* through at a time, in the order of arrival.
+
+        1. A flight's fill is on its way. 2. An invalidation arrives. Sent at once on another
+        connection, its DEL could overtake the SET, and the old value would stay, where nothing else fences it off.
+        """
+        lock = self._writes.get(key)
+        if lock is None:
+            lock = self._writes[key] = asyncio.Lock()
+        return lock
+
+    def identity(self, op: str) -> str:
+        """Return what an envelope for *op* is bound to."""
+        return f"{self._namespace}:{op}"
+
+    def key(self, op: str) -> str:
+        """Return the key of *op*."""
+        return key_of(self._namespace, op)
+
+    def tag_key(self, tag: str) -> str:
+        """Return the key of *tag*'s mark; the empty one is everybody's."""
+        return f"{key_of(self._namespace, tag)}:t"
+
+
+def _leasing(store: Store | LeasingStore) -> LeasingStore:
+    either: Any = store
+    leasing: LeasingStore = either if hasattr(either, "acquire") else Unleased(either)
+    return leasing
+
+
+def key_of(namespace: str, op: str) -> str:
+    """Return what the keys of *op* begin with: readable if all characters are safe, else a prefix and a digest.
+
+    With a long namespace fewer are readable: no key is longer than 250 bytes, which is all that Memcached takes.
+    """
+    if op and (not _READABLE.fullmatch(op) or len(namespace) + len(op) > _LONGEST):
+        prefix = re.sub(r"[^!-z|]", "_", op[:64])
+        op = f"{prefix}~{blake2b(op.encode('utf-8', 'surrogatepass'), digest_size=20).hexdigest()}"
+    return f"sg1:{{{namespace}:{op}}}"

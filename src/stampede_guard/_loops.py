@@ -1,0 +1,320 @@
+"""What a guard keeps for each event loop: its flights, its memory, its connections.
+
+Futures and connections belong to the loop that made them, and `cachetools` is not thread-safe. So
+nothing is shared between loops, except that an invalidation reaches all of them. A site belongs to
+its loop, and dies with it.
+"""
+
+import asyncio
+import os
+from collections.abc import Callable
+from contextvars import Context
+from functools import partial
+from itertools import count
+from typing import Any, Literal, NamedTuple
+from weakref import WeakKeyDictionary, WeakSet, ref
+
+from ._bus.backplane import Backplane
+from ._bus.tracking import Tracking
+from ._flights.limiter import Limits
+from ._flights.scoreboard import Flight, Scoreboard
+from ._l2.sender import Confirmation
+from ._l2.tier import Tier
+from ._memory.epochs import Epochs
+from ._memory.l1 import Memory
+from .stores import Touched
+
+_NEWS = 65_536  # changes that a loop which does not run is told of one by one
+_ATTRIBUTE = "_stampede_guard_sites"  # of event loops
+
+
+class Change(NamedTuple):
+    """What each event loop of a guard has to do. Equal ones need be made but once.
+
+    Attributes:
+        kind: Whether to forget an op, what has a tag, everything, or what is of operations that were defined anew; or
+            to hide the flights.
+        subject: The op, or the tag.
+        version: The lowest version that is acceptable from now on.
+        is_stored: Whether the loop's store has to be told too: each loop orders its own writes.
+    """
+
+    kind: Literal["op", "tag", "all", "replaced", "flights"]
+    subject: str = ""
+    version: int | None = None
+    is_stored: bool = False
+
+
+class Site:
+    """One event loop's part of a guard; the audience of its backplane.
+
+    Attributes:
+        loop: Weak reference to the loop.
+        board: Its flights.
+        memory: Its L1.
+        tier: Its L2, if there is one.
+        backplane: What it hears of other processes, if the store has a bus.
+        tracking: What it hears of writes past the library, if the store was asked to tell.
+        limits: How many loads may run at once.
+        epochs: The guard's.
+        depth: How often the guard was entered here.
+        news: Changes that other threads have left word of, and that are not made yet.
+        is_told: Whether the loop will look at them.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "backplane",
+        "board",
+        "depth",
+        "epochs",
+        "is_told",
+        "limits",
+        "loop",
+        "memory",
+        "news",
+        "tier",
+        "tracking",
+    )
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        memory: Memory,
+        tier: Tier | None,
+        epochs: Epochs,
+        limits: Limits,
+    ) -> None:
+        self.loop = ref(loop)
+        self.board = Scoreboard()
+        self.memory = memory
+        self.tier = tier
+        self.backplane: Backplane | None = None
+        self.tracking: Tracking | None = None
+        if tier is not None and "tracking" in tier.capabilities:
+            self.tracking = Tracking(tier, memory, self.hear_invalidated, self.hear_cleared)
+        self.limits = limits
+        self.depth = 0
+        self.news: dict[Change, None] = {}
+        self.is_told = False
+        self.epochs = epochs
+        # Not a method: the memory must not keep its site alive.
+        memory.on_lapse = partial(_doubt_flights, epochs, self.board)
+
+    def forget(self, op: str) -> None:
+        """Drop *op* from memory, and let its next caller start afresh."""
+        self.memory.drop(op)
+        self.board.forget(op)
+
+    def forget_tagged(self, tag: str) -> None:
+        """Do so for every op that has *tag*."""
+        self.memory.drop_tagged(tag)
+        self.board.forget_tagged(tag)
+
+    def forget_all(self) -> None:
+        """Do so for every op."""
+        self.memory.clear()
+        self.board.forget_all()
+
+    def forget_replaced(self) -> None:
+        """Let no caller join a flight of a function that was defined anew; memory finds its entries to be over."""
+        self.board.forget_replaced()
+
+    def hide_flights(self) -> None:
+        """Let nobody join a flight without asking whether that is still the rule."""
+        for flight in self.board.flights.values():
+            flight.hide()
+
+    def make(self, change: Change) -> Confirmation | None:
+        """Make *change*; return what tells when the store has confirmed it, if that is told."""
+        if change.kind == "op":
+            self.forget(change.subject)
+        elif change.kind == "tag":
+            self.forget_tagged(change.subject)
+        else:
+            forget = {"all": self.forget_all, "replaced": self.forget_replaced, "flights": self.hide_flights}
+            forget[change.kind]()
+        tier = self.tier
+        if tier is not None and change.kind == "op":  # perhaps it was refreshed, and a replica lags
+            tier.recent.note(tier.key(change.subject))
+        if tier is None or not change.is_stored:
+            return None
+        if change.kind == "op":
+            return tier.send(tier.invalidation(change.subject, change.version))
+        return tier.send(tier.tag_invalidation(change.subject))
+
+    def hear_invalidated(self, op: str) -> None:
+        """Take note that *op* was invalidated elsewhere: loads under way lose the right to be remembered."""
+        self.epochs.bump(op)
+        self.forget(op)
+
+    def hear_tag_invalidated(self, tag: str) -> None:
+        """Take note that everything with *tag* was."""
+        self.epochs.bump_tag(tag)
+        self.forget_tagged(tag)
+
+    def hear_cleared(self) -> None:
+        """Take note that everything was, or may have been."""
+        self.epochs.bump_all()
+        self.forget_all()
+
+    def hear_touched(self, touched: Touched) -> None:
+        """Take note that the server saw keys change, through us or others."""
+        if self.tracking is not None:
+            self.tracking.hear(touched)
+
+    def hear_sound(self, trusted_until: float) -> None:
+        """Take note that all is heard in time: trust the bus until that instant."""
+        self.memory.trust(trusted_until)
+
+    def hear_nothing(self) -> None:
+        """Take note that the bus is not."""
+        self.memory.distrust()
+        _doubt_flights(self.epochs, self.board)
+
+    def joinable(self, op: str) -> Flight[Any] | None:
+        """Return the flight of *op* that a caller who comes now may join."""
+        flight = self.board.flights.get(op)
+        if flight is None or self.memory.believes(flight.joinable_until):
+            return flight
+        self.board.forget(op)
+        return None
+
+
+def _doubt_flights(epochs: Epochs, board: Scoreboard) -> None:
+    """Let loads under way be neither remembered nor joined: no message tells whether they were overtaken."""
+    epochs.bump_all()
+    board.forget_all()
+
+
+def _nobody() -> None:
+    """Stand for a weak reference to nothing."""
+
+
+class Sites:
+    """The sites of one guard.
+
+    Nothing here takes a lock: a signal handler that comes in the midst of it may call any of it again, and so may a
+    child that was forked there. Each step on what threads share is one step of the interpreter.
+    """
+
+    def __init__(self) -> None:
+        self._open: dict[int, ref[Site]] = {}
+        self._numbers = count()
+        self._last: Callable[[], Site | None] = _nobody  # weak: a site has to die with its loop
+        _all_sites.add(self)
+
+    def here(self) -> Site | None:
+        """Return the running loop's site, if it has one.
+
+        Raises:
+            RuntimeError: no event loop is running.
+        """
+        loop = asyncio.get_running_loop()
+        last = self._last()
+        if last is not None and last.loop() is loop:
+            return last
+        site = _sites_of(loop).get(self)
+        if site is not None:
+            self._last = ref(site)
+        return site
+
+    def add(self, site: Site) -> None:
+        """Make *site* the running loop's."""
+        known, number = self._open, next(self._numbers)
+        known[number] = ref(site, lambda _: known.pop(number, None))
+        _sites_of(asyncio.get_running_loop())[self] = site
+        self._last = ref(site)
+
+    def remove(self, site: Site) -> bool:
+        """Let go of *site*, unless the running loop has another by now; return whether it was let go."""
+        sites = _sites_of(asyncio.get_running_loop())
+        if sites.get(self) is not site:
+            return False
+        del sites[self]
+        self._last = _nobody
+        return True
+
+    def tell(self, change: Change) -> Confirmation | None:
+        """Make *change* to the running loop's site now, and return what comes of it; to the others', when they run."""
+        running = self.tell_others(change)
+        site = None if running is None else self.here()
+        return None if site is None else site.make(change)
+
+    def tell_others(self, change: Change) -> asyncio.AbstractEventLoop | None:
+        """Make *change* to the sites of all loops but the running one, when they run; return the running one.
+
+        Equal changes that a loop has not made yet are made once. One that has not run for so long that there are too
+        many forgets everything instead.
+        """
+        try:
+            running: asyncio.AbstractEventLoop | None = asyncio.get_running_loop()
+        except RuntimeError:
+            running = None
+        for site in self._living():
+            loop = site.loop()
+            if loop is not None and loop is not running and not loop.is_closed():
+                self._leave_word(loop, site, change)
+        return running
+
+    def _living(self) -> list[Site]:
+        return [site for known in self._open.copy().values() if (site := known()) is not None]
+
+    def _leave_word(self, loop: asyncio.AbstractEventLoop, site: Site, change: Change) -> None:
+        news = site.news
+        if len(news) >= _NEWS:
+            is_stored = any(each.is_stored for each in (*news.copy(), change))
+            news.clear()
+            change = Change("all", is_stored=is_stored)
+        news[change] = None  # before the look: else the loop could catch up between the two, and know nothing of it
+        if site.is_told:
+            return
+        site.is_told = True
+        try:
+            loop.call_soon_threadsafe(self._catch_up, site, context=Context())
+        except RuntimeError:  # closed since
+            return
+        except BaseException:  # a signal handler's: the next change has to try again
+            site.is_told = False
+            raise
+
+    def _catch_up(self, site: Site) -> None:
+        """Make the changes that came while the loop did something else."""
+        site.is_told = False  # first: what comes from now on brings us here again
+        is_open = self.here() is site
+        while site.news:
+            change, _ = site.news.popitem()
+            if is_open:
+                site.make(change)
+
+    def disown(self) -> None:
+        """Forget the sites of loops that will never run here: this process was forked."""
+        for site in self._living():
+            site.memory.leave_fronts()
+        self._open.clear()
+        self._last = _nobody
+
+
+_all_sites: "WeakSet[Sites]" = WeakSet()
+
+
+def _sites_of(loop: asyncio.AbstractEventLoop) -> "WeakKeyDictionary[Sites, Site]":
+    """Return the sites that *loop* has, of all guards.
+
+    They are the loop's own: a guard that held them would hold their flights, whose tasks hold the loop. So a loop
+    that is closed with a load up would never be let go of.
+    """
+    sites: WeakKeyDictionary[Sites, Site] | None = getattr(loop, _ATTRIBUTE, None)
+    if sites is None:
+        sites = WeakKeyDictionary()
+        setattr(loop, _ATTRIBUTE, sites)
+    return sites
+
+
+def _disown_all() -> None:
+    for sites in _all_sites:
+        sites.disown()
+
+
+if hasattr(os, "register_at_fork"):  # pragma: no branch  # not on Windows
+    os.register_at_fork(after_in_child=_disown_all)

@@ -1,0 +1,1 @@
+"""L1: the memory of one process."""

@@ -1,0 +1,111 @@
+"""Options as users give them, and the checks of each."""
+
+import re
+from collections.abc import Callable
+from datetime import timedelta
+from math import inf, isfinite
+from typing import Any, Literal, TypeAlias, TypedDict
+
+from ..errors import ConfigurationError
+
+Duration: TypeAlias = float | timedelta
+_VERSIONS = 1 << 53
+
+OnAbandon: TypeAlias = Literal["finish", "cancel"]
+
+
+def shown(value: object) -> str:
+    """Return how an error shows *value*: a URL, which may hold a password, only up to its scheme."""
+    return re.sub(r"://.*", "://…", repr(value), flags=re.DOTALL)
+
+
+def seconds(name: str, value: object, *, zero: bool = False) -> float:
+    """Return *value* as seconds.
+
+    Raises:
+        ConfigurationError: not a number or `timedelta`, not finite, or not positive.
+    """
+    if isinstance(value, timedelta):
+        value = value.total_seconds()
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        message = f"{name}={shown(value)}: a duration is a number of seconds or a timedelta"
+        raise ConfigurationError(message)
+    if not isfinite(value) or value < 0 or (value == 0 and not zero):
+        message = f"{name}={shown(value)}: a duration is {'zero or more' if zero else 'more than zero'}, and finite"
+        raise ConfigurationError(message)
+    return float(value)
+
+
+def fraction(name: str, value: object, *, below: float = inf) -> float:
+    """Return *value* if it lies in 0…1, and under *below*.
+
+    Raises:
+        ConfigurationError: it does not.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1 or value >= below:
+        rule = f"from 0 to below {below:g}" if below <= 1 else "from 0 to 1"
+        message = f"{name}={shown(value)}: give a fraction {rule}"
+        raise ConfigurationError(message)
+    return float(value)
+
+
+def count(name: str, value: object) -> int:
+    """Return *value* if it is a whole number above zero.
+
+    Raises:
+        ConfigurationError: it is not.
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        message = f"{name}={shown(value)}: give a whole number above zero"
+        raise ConfigurationError(message)
+    return value
+
+
+def version_number(version: object) -> int:
+    """Return *version* if it is one: a whole number from 0 to 2⁵³ - 1, which is what a script can compare.
+
+    Raises:
+        ConfigurationError: it is not.
+    """
+    if isinstance(version, bool) or not isinstance(version, int) or not 0 <= version < _VERSIONS:
+        message = f"version={version!r}: give a whole number from 0 to 2**53 - 1"
+        raise ConfigurationError(message)
+    return version
+
+
+def choice(name: str, value: object, choices: tuple[str, ...]) -> None:
+    """Check that *value* is one of *choices*.
+
+    Raises:
+        ConfigurationError: it is not.
+    """
+    if value not in choices:
+        message = f"{name}={shown(value)}: give one of {', '.join(map(repr, choices))}"
+        raise ConfigurationError(message)
+
+
+def flag(name: str, value: object) -> None:
+    """Check that *value* is `True` or `False`.
+
+    Raises:
+        ConfigurationError: it is neither.
+    """
+    if not isinstance(value, bool):
+        message = f"{name}={shown(value)}: give True or False"
+        raise ConfigurationError(message)
+
+
+class Options(TypedDict, total=False):
+    """The options as users give them; `Policy` says what they mean."""
+
+    ttl: Duration | None
+    l2_ttl: Duration | None
+    jitter: float
+    load_timeout: Duration | None
+    wait_timeout: Duration | None
+    on_abandon: OnAbandon
+    isolate: bool
+    inherit_context: bool
+    lease: bool
+    version: Callable[[Any], int] | None
+    max_loads: int | None

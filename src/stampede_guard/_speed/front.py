@@ -1,0 +1,31 @@
+"""The front of L1: answers repeated calls of one function before their op id is even built.
+
+A hit in L1 has four costs that a dict does not have: building the op, moving the entry to the end of the order of
+use, reading an exact clock, and finding out which event loop is running. A front saves the first two, and cheapens
+the others. Its table leads from a call's arguments straight to what memory holds for them. It decides nothing by
+itself: an entry gets there once memory has answered that very call; memory marks it dead when it is dropped, expires
+or is evicted; and whatever is not plain, here and certainly fresh is `MISS`, and takes the ordinary path.
+
+`pure.py` is the reference. `_fast.c` is its twin, compiled where there is a compiler when the package is built, and
+used unless the environment variable `STAMPEDE_GUARD_PURE` is set.
+"""
+
+import os
+from contextlib import suppress
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from . import pure
+from .pure import MISS, Callee, Era, Front, Held, Tally
+
+__all__ = ("MISS", "Callee", "Era", "Front", "Held", "Tally", "is_compiled")
+
+is_compiled = False
+
+if not TYPE_CHECKING and not os.environ.get("STAMPEDE_GUARD_PURE"):
+    with suppress(ImportError):  # there was no compiler, or none was wanted
+        _fast = import_module(f"{__package__}._fast")
+        is_compiled = _fast.FORM == pure.FORM  # else it was compiled from another release's source
+        if is_compiled:
+            MISS, Tally, Held, Era = _fast.MISS, _fast.Tally, _fast.Held, _fast.Era
+            Front, Callee = _fast.Front, _fast.Callee
