@@ -1,8 +1,8 @@
 """Runs the unit tests with a compiled form that AddressSanitizer and UBSan watch over.
 
-`python tests/asan.py` builds `_speed/_fast.c` with both, beside a copy of the package, and runs `tests/unit` and the fuzzer of
-the two forms with that; arguments go to pytest instead of `tests/unit`. It fails if a test does, if there is anything
-in the sanitizers' reports, or if there is no compiler that has them: it never passes without having looked.
+`python tests/asan.py` builds `_speed/_fast.c` with both, beside a copy of the package, and runs `tests/unit` and the
+fuzzer of the two forms with that; arguments go to pytest instead of `tests/unit`. It fails if a test does, if there is
+anything in the sanitizers' reports, or if there is no compiler that has them: it never passes without having looked.
 """
 
 import os

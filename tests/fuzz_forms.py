@@ -1,9 +1,10 @@
 """Does the same to both forms of `_speed.front`, at random, and compares what comes of it.
 
 `python tests/fuzz_forms.py --seconds 60` tells stories of one seed after the other. In each the same random steps are
-taken with the classes of `pure.py` and with those of `_fast.c`: looks, notes, eras that begin and end, entries that
-expire and die, calls that bind and recurse. Clocks fail, destructors and clocks go on with a step of their own, in the
-midst of another. After each step, what came back, what was raised and what can be seen has to be the same.
+taken with the classes of `pure.py` and with those of `_fast.c`: looks, notes, validities that begin and end, and
+entries that expire and die, calls that bind and recurse. Clocks fail, destructors and clocks go on with a step of
+their own, in the midst of another. After each step, what came back, what was raised and what can be seen has to be
+the same.
 
 With `--collect`, the compiled form alone takes its steps while the garbage collector runs at nearly each allocation:
 nothing is compared then, since both forms allocate at other times, but for a sanitizer every step is a question.
@@ -85,20 +86,20 @@ class Story:
         self.elsewhere = asyncio.new_event_loop()
         self.here = asyncio.get_running_loop()
 
-        class Named(form.Callee):  # type: ignore[name-defined,misc]
+        class Named(form.FunctionProxy):  # type: ignore[name-defined,misc]
             """A callee with a dict, as the package has them."""
 
-        class Counted(form.Tally):  # type: ignore[name-defined,misc]
+        class Counted(form.HitCounter):  # type: ignore[name-defined,misc]
             """A tally with a dict."""
 
         self.callee_class = Named
         self.fronts: list[Any] = []
-        self.eras: list[Any] = []
+        self.validities: list[Any] = []
         self.held: list[Any] = []
         self.callees: list[Any] = []
-        self.tallies = [form.Tally(), Counted()]
-        self.fronts = [form.Front(self.random.choice(self.tallies), room) for room in (0, 2, 3, 8)]
-        self.eras = [self._new_era() for _ in range(3)]
+        self.tallies = [form.HitCounter(), Counted()]
+        self.fronts = [form.ArgumentCache(self.random.choice(self.tallies), room) for room in (0, 2, 3, 8)]
+        self.validities = [self._new_era() for _ in range(3)]
         self.held = [self._new_held() for _ in range(4)]
         self.callees = [Named() for _ in range(3)]
         self._verbs: list[Callable[[], Any]] = [
@@ -140,7 +141,7 @@ class Story:
 
     def anything(self) -> object:
         """Return something that is there."""
-        there = [*self.fronts, *self.eras, *self.held, *self.callees]
+        there = [*self.fronts, *self.validities, *self.held, *self.callees]
         return self.random.choice(there) if there else None
 
     def step(self) -> None:
@@ -158,7 +159,7 @@ class Story:
         self.note(self._depth, verb.__name__, came)
 
     def tell_time(self, clock: Thing) -> Any:
-        """Be the clock of an era: one that is right, of another type, broken, or busy."""
+        """Be the clock of an validity: one that is right, of another type, broken, or busy."""
         self.note("asked", clock.name)
         mood = self.random.random()
         if mood < 0.05:
@@ -179,19 +180,23 @@ class Story:
             return [self._named(each) for each in came]
         if isinstance(came, Thing):
             return came.name
-        if isinstance(came, self.form.Callee):
+        if isinstance(came, self.form.FunctionProxy):
             return "callee"
         return repr(came) if isinstance(came, str | int | float | None) else type(came).__name__
 
     def _seen(self) -> list[Any]:
         """Return what can be seen from outside."""
-        eras = [*self.eras, None]
+        validities = [*self.validities, None]
         fronts = [
-            (len(front), next((at for at, era in enumerate(eras) if era is front.era), "gone")) for front in self.fronts
+            (len(front), next((at for at, validity in enumerate(validities) if validity is front.validity), "gone"))
+            for front in self.fronts
         ]
         held = [(self._named(each.value), repr(each.fresh_until), each.used, each.generation) for each in self.held]
         callees = [self._named(each._receiver) for each in self.callees]
-        trust, hits = [repr(era.trusted_until) for era in self.eras], [tally.l1_hits for tally in self.tallies]
+        trust, hits = (
+            [repr(validity.trusted_until) for validity in self.validities],
+            [tally.l1_hits for tally in self.tallies],
+        )
         return [fronts, held, trust, hits, callees]
 
     # Steps
@@ -204,13 +209,17 @@ class Story:
         return self.random.choice(self.fronts)(*self._arguments())
 
     def _show(self) -> Any:
-        """Note an answer, mostly for the era that is served."""
+        """Note an answer, mostly for the validity that is served."""
         front = self.random.choice(self.fronts)
-        era = front.era if front.era is not None and self.random.random() < 0.8 else self.random.choice(self.eras)
-        return front.note(self._arguments(), self.random.choice(self.held), era)
+        validity = (
+            front.validity
+            if front.validity is not None and self.random.random() < 0.8
+            else self.random.choice(self.validities)
+        )
+        return front.note(self._arguments(), self.random.choice(self.held), validity)
 
     def _serve(self) -> Any:
-        return self.random.choice(self.fronts).serve(self.random.choice(self.eras))
+        return self.random.choice(self.fronts).serve(self.random.choice(self.validities))
 
     def _drop(self) -> Any:
         return self.random.choice(self.fronts).drop()
@@ -221,7 +230,7 @@ class Story:
     def _new_held(self) -> Any:
         value = Thing(self, "value") if self.random.random() < 0.7 else self.random.choice((None, 0, "soup"))
         generation = ("of late",) if self.random.random() < 0.5 else ()
-        return self.form.Held(value, self._instant(), *generation)
+        return self.form.Slot(value, self._instant(), *generation)
 
     def _hold(self) -> None:
         """Hold another value in the place of one, which nothing else may keep."""
@@ -230,14 +239,14 @@ class Story:
 
     def _new_era(self) -> Any:
         loop = self.random.choice((self.here, self.here, self.here, self.elsewhere, None))
-        return self.form.Era(Thing(self, "clock"), None if loop is None else ref(loop))
+        return self.form.Validity(Thing(self, "clock"), None if loop is None else ref(loop))
 
     def _begin_era(self) -> None:
-        era = self._new_era()
-        self.eras[self.random.randrange(len(self.eras))] = era
+        validity = self._new_era()
+        self.validities[self.random.randrange(len(self.validities))] = validity
 
     def _trust(self) -> None:
-        self.random.choice(self.eras).trusted_until = self._instant()
+        self.random.choice(self.validities).trusted_until = self._instant()
 
     def _kill(self) -> None:
         self.random.choice(self.held).kill()
@@ -253,12 +262,12 @@ class Story:
         form, front = self.form, self.random.choice(self.fronts)
         wrong: list[Callable[[], object]] = [
             lambda: front(1, menu_id=1),
-            lambda: form.Held(value=1, fresh_until=1.0),
-            lambda: form.Held(1),
-            lambda: form.Era(time.monotonic),
-            lambda: form.Era(time.monotonic, loop=None),
-            lambda: form.Front(self.tallies[0], room=3),
-            lambda: form.Front(self.tallies[0]),
+            lambda: form.Slot(value=1, fresh_until=1.0),
+            lambda: form.Slot(1),
+            lambda: form.Validity(time.monotonic),
+            lambda: form.Validity(time.monotonic, loop=None),
+            lambda: form.ArgumentCache(self.tallies[0], room=3),
+            lambda: form.ArgumentCache(self.tallies[0]),
             lambda: front.note((1,), self.held[0]),
         ]
         return self.random.choice(wrong)()
@@ -290,10 +299,10 @@ class Story:
     def _leads_back(self, callee: Any) -> bool:
         """Whether a call of *callee* goes round in a circle."""
         seen: list[Any] = []
-        while isinstance(callee, self.form.Callee) and not any(callee is each for each in seen):
+        while isinstance(callee, self.form.FunctionProxy) and not any(callee is each for each in seen):
             seen.append(callee)
             callee = getattr(callee, "_call", None)
-        return isinstance(callee, self.form.Callee)
+        return isinstance(callee, self.form.FunctionProxy)
 
     def _bind(self) -> Any:
         """Put a bound one, or a new one, in the place of a callee."""

@@ -8,7 +8,7 @@ from typing import cast
 
 from stampede_guard._codecs.fingerprint import NO_FINGERPRINT
 from stampede_guard._tokens import new_token
-from stampede_guard.stores import Begun, Echo, Stored, Subscription, Touched, Verdict
+from stampede_guard.stores import AcquireResult, Echo, KeysChanged, PendingAcquire, Stored, Subscription
 from stampede_guard.stores._envelope import offers, tokens_of
 from stampede_guard.testing import Gate, ManualClock
 
@@ -24,9 +24,9 @@ class _Inbox:
     """What one listener has not read yet."""
 
     def __init__(self) -> None:
-        self.queue: asyncio.Queue[bytes | Touched | Echo | Exception] = asyncio.Queue()
+        self.queue: asyncio.Queue[bytes | KeysChanged | Echo | Exception] = asyncio.Queue()
 
-    async def next(self) -> bytes | Touched | Echo:
+    async def next(self) -> bytes | KeysChanged | Echo:
         message = await self.queue.get()
         if isinstance(message, Exception):
             raise message
@@ -84,10 +84,10 @@ class Question:
 
     def __init__(self) -> None:
         self.token = ""
-        self.verdict: Verdict | None = None
+        self.verdict: AcquireResult | None = None
         self.error: Exception | None = None
         self.is_cut = False
-        self.outcome: Verdict | None = None
+        self.outcome: AcquireResult | None = None
 
 
 class LeasingDouble:
@@ -117,7 +117,7 @@ class LeasingDouble:
         self.channel = ""
         self.generation = 0
         self.has_replicas = False
-        self.replica: Verdict | Exception | None = None
+        self.replica: AcquireResult | Exception | None = None
         self.error: Exception | None = None
         self.deaf: Exception | None = None
         self.gate: Gate | None = None
@@ -127,7 +127,7 @@ class LeasingDouble:
         self.echoes: list[bytes] = []
         self.holds_echoes = False
         self._late_echoes: list[bytes] = []
-        self._under_way: set[asyncio.Task[Verdict]] = set()
+        self._under_way: set[asyncio.Task[AcquireResult]] = set()
 
     async def _ask(self, what: str) -> None:
         self.asked.append(what)
@@ -144,7 +144,7 @@ class LeasingDouble:
     async def open(self) -> None:
         await self._ask("open")
 
-    async def glance(self, key: str, tags: Sequence[str], fingerprint: bytes = NO_FINGERPRINT) -> Verdict | None:
+    async def glance(self, key: str, tags: Sequence[str], fingerprint: bytes = NO_FINGERPRINT) -> AcquireResult | None:
         self.asked.append("glance")
         if isinstance(self.replica, Exception):
             raise self.replica
@@ -158,23 +158,23 @@ class LeasingDouble:
         lease: float,
         unwanted: bytes,
         marks_life: float,
-        former: str = "",
+        previous_token: str = "",
         fingerprint: bytes = NO_FINGERPRINT,
-    ) -> Verdict:
+    ) -> AcquireResult:
         await self._ask("acquire")
         server, now = self.server, self.server.clock()
         marks = tuple(server.marks.setdefault(tag, b"mark-%06d" % len(server.marks)) for tag in tags)
         envelope, until = server.values.get(key, (b"", 0.0))
         if unwanted != b"*" and now < until and offers(envelope, -1, fingerprint, unwanted):
-            return Verdict("hit", Stored(envelope, until - now), marks=marks)
+            return AcquireResult("hit", Stored(envelope, until - now), marks=marks)
         held = server.lease_of(key)
         if held is not None and unwanted != b"*" and held[0] == "!":
-            return Verdict("alone", left=held[2] - now, marks=marks)
-        if held is not None and unwanted != b"*" and held[0] not in (token, former):
+            return AcquireResult("alone", left=held[2] - now, marks=marks)
+        if held is not None and unwanted != b"*" and held[0] not in (token, previous_token):
             server.leases[key] = held[0], True, held[2]
-            return Verdict("wait", left=held[2] - now, marks=marks)
+            return AcquireResult("wait", left=held[2] - now, marks=marks)
         server.leases[key] = token, held is not None and held[1], now + lease
-        return Verdict("own", marks=marks)
+        return AcquireResult("own", marks=marks)
 
     def begin(  # noqa: PLR0917  # as the protocol has it
         self,
@@ -184,7 +184,7 @@ class LeasingDouble:
         marks_life: float,
         fingerprint: bytes,
         on_answer: Callable[[], None],
-    ) -> Begun | None:
+    ) -> PendingAcquire | None:
         if not self.begins or self.is_closed:
             return None
         question = Question()
@@ -194,7 +194,7 @@ class LeasingDouble:
         task = asyncio.Task(carrying, name="begun", context=context)
         self._under_way.add(task)
 
-        def answer(task: asyncio.Task[Verdict]) -> None:
+        def answer(task: asyncio.Task[AcquireResult]) -> None:
             self._under_way.discard(task)
             question.is_cut = task.cancelled()
             if not question.is_cut:
@@ -212,11 +212,11 @@ class LeasingDouble:
 
     async def _carry(  # noqa: PLR0917  # as the protocol has it
         self, question: Question, key: str, tags: Sequence[str], lease: float, marks_life: float, fingerprint: bytes
-    ) -> Verdict:
+    ) -> AcquireResult:
         question.token = new_token()
         return await self.acquire(key, tags, question.token, lease, b"", marks_life, "", fingerprint)
 
-    async def conclude(self, begun: Begun, token: str) -> Verdict:
+    async def conclude(self, begun: PendingAcquire, token: str) -> AcquireResult:
         if begun.error is not None:
             raise begun.error
         outcome = cast("Question", begun).outcome
@@ -232,21 +232,21 @@ class LeasingDouble:
         version: int | None,
         message: bytes,
         *,
-        tell_all: bool,
+        always_publish: bool,
     ) -> bool:
         await self._ask("fill")
         server = self.server
         held = server.lease_of(key)
         if held is None or held[0] != token:
-            if tell_all:
+            if always_publish:
                 self._drop(key, message)
             return False
         del server.leases[key]
-        if held[1] or tell_all:
+        if held[1] or always_publish:
             server.publish(message)
         lowest = max(server.lowest.get(key, 0), (server.versions.get(key) or 0) if key in server.values else 0)
         if version is not None and version < lowest:
-            if tell_all:
+            if always_publish:
                 server.values.pop(key, None)
                 server.lowest[key] = lowest
             self._leave_word(key, is_awaited=held[1])

@@ -19,7 +19,7 @@ async def put(store: LeasingStore, key: str, envelope: bytes, life: float = 60) 
     """Store *envelope*, whatever is there and whoever has the lease."""
     token = new_token()
     await store.acquire(key, (), token, 10, b"*", 60)
-    assert await store.fill(key, token, envelope, life, None, b"w", tell_all=False)
+    assert await store.fill(key, token, envelope, life, None, b"w", always_publish=False)
 
 
 async def find(store: LeasingStore, key: str) -> Stored | None:

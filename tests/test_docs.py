@@ -21,13 +21,13 @@ from sybil.parsers.markdown import PythonCodeBlockParser
 
 from stampede_guard import Guard, Scoreboard, Stats, _loops, _path, coalesce, coalesce_many, errors
 from stampede_guard._bus import backplane
-from stampede_guard._codecs import codec
 from stampede_guard._decorators import coalesce as coalesce_module
 from stampede_guard._keys import tags
 from stampede_guard._l2 import messages, recent, sender, tier, unconfirmed
 from stampede_guard._memory import l1
 from stampede_guard._operations import operation
 from stampede_guard._operations.policy import Policy
+from stampede_guard.stores import _envelope
 from stampede_guard.stores import redis as redis_store
 from stampede_guard.stores._redis import pipeline, requests
 from stampede_guard.stores._redis.topology import replicated, sentinel
@@ -166,14 +166,14 @@ FACTS = [
     ("explanation/leases.md", f"({_path._WAIT:g} s if there is none)"),
     ("explanation/leases.md", "but at least {:g} s and at most {:g} s".format(*operation._LEASES)),
     ("explanation/leases.md", f"its last minute, at most {unconfirmed._LIMIT:,} for each event loop"),
-    ("explanation/limits.md", f"lives for {WORDS[l1.UNTRUSTED_LIFE].replace('a ', 'one ')} at most"),
+    ("explanation/limits.md", f"lives for {WORDS[l1.UNTRUSTED_TTL].replace('a ', 'one ')} at most"),
     ("how-to/invalidate.md", f"may have {tags._MOST} tags"),
     ("how-to/redis-topologies.md", f"asked every {WORDS[replicated.PERIOD].removeprefix('a ')}"),
     ("how-to/redis-topologies.md", f"every {sentinel._PERIOD:g} s"),
     ("how-to/redis-topologies.md", f"within the last {WORDS[recent._LAG].replace('seconds', 'seconds is read')}"),
     ("reference/options.md", f"share one, {pipeline._QUESTIONS} at most"),
-    ("reference/redis-keys.md", f"`{codec._MAGIC.decode()}`"),
-    ("reference/redis-keys.md", f"the marks, {codec._MARK} bytes each"),
+    ("reference/redis-keys.md", f"`{_envelope._MAGIC.decode()}`"),
+    ("reference/redis-keys.md", f"the marks, {_envelope._MARK} bytes each"),
     ("reference/redis-keys.md", "{:g} to {:g} s".format(*operation._LEASES)),
     ("reference/redis-keys.md", f"| {redis_store._VERSION_LIFE / 60:g} min |"),
     ("reference/redis-keys.md", f"{tier._MARKS_LIFE / 86_400:g} day, or twice"),

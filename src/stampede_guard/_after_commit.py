@@ -84,7 +84,7 @@ _UNKNOWN = ("08", "57P", "40003")
 _ATTRIBUTE = "_stampede_guard_sending"  # of event loops
 
 
-class Collected:
+class InvalidationBuffer:
     """What one block has collected; each with its sender, since blocks of several guards may be nested."""
 
     def __init__(self) -> None:
@@ -102,7 +102,7 @@ class Collected:
         """Note a tag."""
         self._tags[send, tag] = None
 
-    def add_all_to(self, other: "Collected") -> None:
+    def add_all_to(self, other: "InvalidationBuffer") -> None:
         """Note everything in *other* too."""
         for (send, op), version in self._ops.items():
             other.add_op(send, op, version)
@@ -125,7 +125,7 @@ class Collected:
 
 # What the innermost open block of each connection collects. A pool's proxies cannot be referenced weakly, so this
 # is; its blocks hold the connection: while the entry is there, no other connection can have that id.
-_innermost: WeakValueDictionary[int, Collected] = WeakValueDictionary()
+_innermost: WeakValueDictionary[int, InvalidationBuffer] = WeakValueDictionary()
 
 
 class AfterCommit:
@@ -149,8 +149,8 @@ class AfterCommit:
         self._lacks = lacks  # what the store cannot do: refused in the block, not when all is committed
         self._spelling = spelling  # of what callers spell out
         self._transaction: Transaction | None = None
-        self._outer: Collected | None = None
-        self._collected: Collected | None = None
+        self._outer: InvalidationBuffer | None = None
+        self._collected: InvalidationBuffer | None = None
 
     def invalidate(self, op: str, /, version: int | None = None, **values: object) -> None:
         """Note that *op* is to be invalidated; of several versions of one op the highest counts.
@@ -194,7 +194,7 @@ class AfterCommit:
             message = f"{name}: {what} need a Redis store, which this guard does not have"
             raise ConfigurationError(message)
 
-    def _checked(self, kind: str, name: object) -> Collected:
+    def _checked(self, kind: str, name: object) -> InvalidationBuffer:
         """Return what collects *name*, which is one."""
         if self._collected is None or not self._collected.is_open:
             message = (
@@ -225,7 +225,7 @@ class AfterCommit:
             raise ConfigurationError(message)
         self._transaction = self._connection.transaction()
         await self._transaction.__aenter__()
-        self._collected = _innermost[id(self._connection)] = Collected()
+        self._collected = _innermost[id(self._connection)] = InvalidationBuffer()
         return self
 
     async def __aexit__(
@@ -254,7 +254,7 @@ class AfterCommit:
             await _finish(tasks)
             _raise_failures(tasks)
 
-    def _close(self, collected: Collected) -> Collected | None:
+    def _close(self, collected: InvalidationBuffer) -> InvalidationBuffer | None:
         """Accept no more; return what the outer block collects, if that is still open."""
         collected.is_open = False
         outer = self._outer if self._outer is not None and self._outer.is_open else None
@@ -268,7 +268,7 @@ class AfterCommit:
         return f"<AfterCommit {self._collected}>"
 
 
-def _pass_on(collected: Collected, outer: Collected | None) -> list[asyncio.Task[None]]:
+def _pass_on(collected: InvalidationBuffer, outer: InvalidationBuffer | None) -> list[asyncio.Task[None]]:
     """Leave it to the outer block, or start to send it if there is none."""
     if outer is None:
         return collected.send()

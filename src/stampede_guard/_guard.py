@@ -22,23 +22,23 @@ from zlib import crc32
 from ._after_commit import AfterCommit, Connection
 from ._bus.backplane import Backplane
 from ._codecs.codec import Codec
-from ._flights.limiter import Limits
+from ._flights.limiter import Limiters
 from ._flights.scoreboard import Flight, wait_all
 from ._keys.canonical import LONG, shortened
 from ._keys.spec import KeySpec
 from ._keys.tags import BuildTags, check_tags
 from ._l2.sender import Confirmation
 from ._l2.tier import Tier
-from ._loops import Change, Site, Sites
+from ._loops import Change, LoopState, LoopStates
 from ._memory.entry import Entry
 from ._memory.epochs import Epochs
 from ._memory.l1 import Memory
-from ._operations.operation import NO_ANNOTATION, Isolated, Operation, hand_out
+from ._operations.operation import NO_ANNOTATION, Isolated, Operation, for_caller
 from ._operations.options import Duration, Options, count, fraction, seconds, shown, version_number
 from ._operations.policy import Policy
 from ._operations.registry import Registry
-from ._path import Course, CourseByStore
-from ._speed.front import Front
+from ._path import LocalLoad, StoredLoad
+from ._speed.front import ArgumentCache
 from ._stats import Counters, Stats, total
 from ._tokens import new_token
 from .errors import ConfigurationError, GuardClosed, InvalidKey, unconfirmed
@@ -50,7 +50,7 @@ _FETCHES = 256  # sets of options that `fetch` remembers
 _BUS_TIMEOUT = 1.0  # seconds that opening a guard waits for its bus
 
 
-class Seat(Protocol):
+class BatchedLoad(Protocol):
     """What a flight does to load that does so together with others."""
 
     async def __call__(self) -> Any:
@@ -122,7 +122,7 @@ class Guard:
         }
         self._make_store = _store_maker(store, self._max_bytes, **given)
         self._epochs = Epochs()
-        self._sites = Sites()
+        self._sites = LoopStates()
         self._registry = Registry()
         self._fetches: dict[tuple[Any, ...], Operation] = {}
 
@@ -168,15 +168,14 @@ class Guard:
         operation: Operation,
         function: Callable[..., Awaitable[Any]],
         build_tags: BuildTags | None,
-        front: Front | None = None,
-        board_front: Front | None = None,
+        front: ArgumentCache | None = None,
+        flights_by_arguments: ArgumentCache | None = None,
     ) -> Callable[[str, Any, Any, Any], Any]:
         """Return the first two steps of each call of *function*.
 
         They take the op, the arguments as a tuple and a dict, and those that memory shows its answer to *front* under,
-        which will give the next one itself, and a flight that is up to *board_front*. They return what memory keeps,
-        or else a flight: one that is up, or a new one. They are not async: who waits in great numbers waits with one
-        frame less.
+        which will give the next one itself, and a flight that is up to *flights_by_arguments*. They return what memory
+        keeps, or else a flight: one that is up, or a new one. Not async: that saves one coroutine frame per waiter.
         """
         here, counters = self._sites.here, operation.counters
 
@@ -192,8 +191,8 @@ class Guard:
             flight = site.joinable(op) if shares else None  # 2; a site's are all of its loop
             if flight is not None:
                 counters.joins += 1
-                if board_front is not None and flight.shown is None and len(op) < LONG:
-                    site.memory.show(board_front, shown, flight.show())
+                if flights_by_arguments is not None and flight.shown is None and len(op) < LONG:
+                    site.memory.show(flights_by_arguments, shown, flight.show())
                 return flight
             tags = () if build_tags is None else build_tags(*args, **kwargs)
             return self._launch(site, operation, op, partial(function, *args, **kwargs), tags, is_private=not shares)
@@ -213,14 +212,14 @@ class Guard:
         kept = self.asker(operation, function, build_tags)(op, args, kwargs, ())
         if isinstance(kept, Flight):
             kept = await kept.wait(operation.policy.wait_timeout)
-        answer: T = operation.hand_out(kept)
+        answer: T = operation.for_caller(kept)
         return answer
 
     async def call_all(  # made for `coalesce_many`
         self,
         operation: Operation,
         ops: Sequence[str],
-        seat: Callable[[int], Seat],
+        seat: Callable[[int], BatchedLoad],
         tags: Callable[[int], Sequence[str]],
         shape: Callable[[list[Any]], T],
         *,
@@ -238,7 +237,7 @@ class Guard:
         for position, op in enumerate(ops):
             held = None if is_refresh else recall(op)
             if held is not None:
-                answers.append(operation.hand_out(held.value))
+                answers.append(operation.for_caller(held.value))
                 continue
             answers.append(None)
             ask = partial(seat, position), partial(tags, position)
@@ -247,7 +246,7 @@ class Guard:
         if flights:
             landed = await wait_all(tuple(flights.values()), operation.policy.wait_timeout)
             for position, kept in zip(flights, landed, strict=True):
-                answers[position] = operation.hand_out(kept)
+                answers[position] = operation.for_caller(kept)
         shaped = shape(answers)
         if is_refresh:
             await _check_replaced({ops[position]: flight for position, flight in flights.items()}, shaped)
@@ -255,10 +254,10 @@ class Guard:
 
     def _join_or_launch(
         self,
-        site: Site,
+        site: LoopState,
         operation: Operation,
         op: str,
-        seat: Callable[[], Seat],
+        seat: Callable[[], BatchedLoad],
         tags: Callable[[], Sequence[str]],
         *,
         is_refresh: bool,
@@ -274,14 +273,14 @@ class Guard:
         return flight
 
     @staticmethod
-    def _joinable(site: Site, op: str, *, is_refresh: bool) -> Flight[Any] | None:
+    def _joinable(site: LoopState, op: str, *, is_refresh: bool) -> Flight[Any] | None:
         """Return the flight that a call may join; a refresh only one whose loader has not been called yet."""
         if not is_refresh:
             return site.joinable(op)
         flight = site.board.flights.get(op)
         return None if flight is None or not flight.is_refresh or flight.loader_called else flight
 
-    def _overtake(self, site: Site, op: str) -> Flight[Any] | None:
+    def _overtake(self, site: LoopState, op: str) -> Flight[Any] | None:
         """Let no flight of *op* that is up be remembered or joined; return the refresh among them, if there is one."""
         flight = site.board.flights.get(op)
         self._epochs.bump(op)
@@ -306,7 +305,7 @@ class Guard:
 
     def _launch(  # what a flight has to know
         self,
-        site: Site,
+        site: LoopState,
         operation: Operation,
         op: str,
         load: Callable[[], Awaitable[Any]],
@@ -318,11 +317,11 @@ class Guard:
         running = self._overtake(site, op) if is_refresh else None
         # The epoch is taken here, before anything is read: what begins after the launch overtakes it.
         epoch, generation = self._epochs.of(op, tags), operation.lineage.generation
-        course: Course
+        course: LocalLoad
         if operation.policy.l2_ttl is None:
-            course, glance = Course(self._sites, site, operation, load, epoch, is_private), None
+            course, glance = LocalLoad(self._sites, site, operation, load, epoch, is_private), None
         else:
-            course = glance = CourseByStore(self._sites, site, operation, load, epoch, is_private)
+            course = glance = StoredLoad(self._sites, site, operation, load, epoch, is_private)
             tier = cast("Tier", site.tier)  # no l2_ttl without a store
             lives, fingerprint = (operation.lease_length, operation.longest_life), operation.fingerprint(tags)
             glance.lease = tier.lease(op, tags, *lives, operation.counters, fingerprint)
@@ -432,7 +431,7 @@ class Guard:
             operation.counters.joins += 1
         else:
             flight = self._launch(site, operation, op, load, tags, is_private=not shares, is_refresh=True)
-        answer: T = operation.hand_out(await flight.wait(operation.policy.wait_timeout))
+        answer: T = operation.for_caller(await flight.wait(operation.policy.wait_timeout))
         await _check_replaced({op: flight}, answer)
         return answer
 
@@ -563,7 +562,7 @@ class Guard:
         held = self._site().memory.get(op)
         if held is None:
             return None
-        value = hand_out(held.value) if operation is None else operation.hand_out(held.value)
+        value = for_caller(held.value) if operation is None else operation.for_caller(held.value)
         return Entry(value, held.fresh_until)
 
     def stats(self) -> Stats:
@@ -631,7 +630,7 @@ class Guard:
         """Let flights land, for at most `drain_timeout` seconds, and close the running loop's connections."""
         await self._leave(self._site())
 
-    async def _leave(self, site: Site) -> None:
+    async def _leave(self, site: LoopState) -> None:
         site.depth -= 1
         if site.depth:
             return
@@ -643,7 +642,7 @@ class Guard:
                 await self._close(site)
 
     @staticmethod
-    async def _close(site: Site) -> None:
+    async def _close(site: LoopState) -> None:
         try:
             await site.board.ground()
         finally:
@@ -652,7 +651,7 @@ class Guard:
             if site.tier is not None:
                 await site.tier.aclose()
 
-    def _site(self) -> Site:
+    def _site(self) -> LoopState:
         site = self._sites.here()
         if site is not None:
             return site
@@ -665,14 +664,14 @@ class Guard:
             raise GuardClosed(message)
         return self._open_site()
 
-    def _open_site(self) -> Site:
+    def _open_site(self) -> LoopState:
         instance = new_token()  # here, not in __init__: forked workers would take each other's messages for their own
         tier = None
         if self._make_store is not None:
             tier = Tier(self._make_store(), self.namespace, self._max_bytes, self._clock, instance)
         loop = asyncio.get_running_loop()
         memory = Memory(self._maxsize, self._clock, loop)
-        site = Site(loop, memory, tier, self._epochs, Limits(self._max_loads))
+        site = LoopState(loop, memory, tier, self._epochs, Limiters(self._max_loads))
         if tier is not None and "backplane" in tier.capabilities:
             site.backplane = Backplane(tier, instance, site, self._clock)
         self._sites.add(site)

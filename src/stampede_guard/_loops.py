@@ -16,13 +16,13 @@ from weakref import WeakKeyDictionary, WeakSet, ref
 
 from ._bus.backplane import Backplane
 from ._bus.tracking import Tracking
-from ._flights.limiter import Limits
+from ._flights.limiter import Limiters
 from ._flights.scoreboard import Flight, Scoreboard
 from ._l2.sender import Confirmation
 from ._l2.tier import Tier
 from ._memory.epochs import Epochs
 from ._memory.l1 import Memory
-from .stores import Touched
+from .stores import KeysChanged
 
 _NEWS = 65_536  # changes that a loop which does not run is told of one by one
 _ATTRIBUTE = "_stampede_guard_sites"  # of event loops
@@ -45,7 +45,7 @@ class Change(NamedTuple):
     is_stored: bool = False
 
 
-class Site:
+class LoopState:
     """One event loop's part of a guard; the audience of its backplane.
 
     Attributes:
@@ -83,7 +83,7 @@ class Site:
         memory: Memory,
         tier: Tier | None,
         epochs: Epochs,
-        limits: Limits,
+        limits: Limiters,
     ) -> None:
         self.loop = ref(loop)
         self.board = Scoreboard()
@@ -158,7 +158,7 @@ class Site:
         self.epochs.bump_all()
         self.forget_all()
 
-    def hear_touched(self, touched: Touched) -> None:
+    def hear_touched(self, touched: KeysChanged) -> None:
         """Take note that the server saw keys change, through us or others."""
         if self.tracking is not None:
             self.tracking.hear(touched)
@@ -191,7 +191,7 @@ def _nobody() -> None:
     """Stand for a weak reference to nothing."""
 
 
-class Sites:
+class LoopStates:
     """The sites of one guard.
 
     Nothing here takes a lock: a signal handler that comes in the midst of it may call any of it again, and so may a
@@ -199,12 +199,12 @@ class Sites:
     """
 
     def __init__(self) -> None:
-        self._open: dict[int, ref[Site]] = {}
+        self._open: dict[int, ref[LoopState]] = {}
         self._numbers = count()
-        self._last: Callable[[], Site | None] = _nobody  # weak: a site has to die with its loop
+        self._last: Callable[[], LoopState | None] = _nobody  # weak: a site has to die with its loop
         _all_sites.add(self)
 
-    def here(self) -> Site | None:
+    def here(self) -> LoopState | None:
         """Return the running loop's site, if it has one.
 
         Raises:
@@ -219,14 +219,14 @@ class Sites:
             self._last = ref(site)
         return site
 
-    def add(self, site: Site) -> None:
+    def add(self, site: LoopState) -> None:
         """Make *site* the running loop's."""
         known, number = self._open, next(self._numbers)
         known[number] = ref(site, lambda _: known.pop(number, None))
         _sites_of(asyncio.get_running_loop())[self] = site
         self._last = ref(site)
 
-    def remove(self, site: Site) -> bool:
+    def remove(self, site: LoopState) -> bool:
         """Let go of *site*, unless the running loop has another by now; return whether it was let go."""
         sites = _sites_of(asyncio.get_running_loop())
         if sites.get(self) is not site:
@@ -257,10 +257,10 @@ class Sites:
                 self._leave_word(loop, site, change)
         return running
 
-    def _living(self) -> list[Site]:
+    def _living(self) -> list[LoopState]:
         return [site for known in self._open.copy().values() if (site := known()) is not None]
 
-    def _leave_word(self, loop: asyncio.AbstractEventLoop, site: Site, change: Change) -> None:
+    def _leave_word(self, loop: asyncio.AbstractEventLoop, site: LoopState, change: Change) -> None:
         news = site.news
         if len(news) >= _NEWS:
             is_stored = any(each.is_stored for each in (*news.copy(), change))
@@ -278,7 +278,7 @@ class Sites:
             site.is_told = False
             raise
 
-    def _catch_up(self, site: Site) -> None:
+    def _catch_up(self, site: LoopState) -> None:
         """Make the changes that came while the loop did something else."""
         site.is_told = False  # first: what comes from now on brings us here again
         is_open = self.here() is site
@@ -295,16 +295,16 @@ class Sites:
         self._last = _nobody
 
 
-_all_sites: "WeakSet[Sites]" = WeakSet()
+_all_sites: "WeakSet[LoopStates]" = WeakSet()
 
 
-def _sites_of(loop: asyncio.AbstractEventLoop) -> "WeakKeyDictionary[Sites, Site]":
+def _sites_of(loop: asyncio.AbstractEventLoop) -> "WeakKeyDictionary[LoopStates, LoopState]":
     """Return the sites that *loop* has, of all guards.
 
     They are the loop's own: a guard that held them would hold their flights, whose tasks hold the loop. So a loop
     that is closed with a load up would never be let go of.
     """
-    sites: WeakKeyDictionary[Sites, Site] | None = getattr(loop, _ATTRIBUTE, None)
+    sites: WeakKeyDictionary[LoopStates, LoopState] | None = getattr(loop, _ATTRIBUTE, None)
     if sites is None:
         sites = WeakKeyDictionary()
         setattr(loop, _ATTRIBUTE, sites)

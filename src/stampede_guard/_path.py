@@ -14,8 +14,8 @@ from ._bus.backplane import Backplane
 from ._flights.scoreboard import Flight
 from ._l2.lease import Found, Lease, LeaseLapsed
 from ._l2.tier import Tier
-from ._loops import Change, Site, Sites
-from ._memory.l1 import UNTRUSTED_LIFE
+from ._loops import Change, LoopState, LoopStates
+from ._memory.l1 import UNTRUSTED_TTL
 from ._operations.operation import Operation
 
 _POLLS = (0.025, 0.25)  # seconds between looks for another's load, first and longest, should its word be lost
@@ -23,7 +23,7 @@ _ASKS = 4  # times that a flight asks for the right to load, should it lose that
 _WAIT = 30.0  # seconds that another's loads are waited for when no load_timeout says how long a load may take
 
 
-class Course:
+class LocalLoad:
     """The course of a flight whose operation has no L2.
 
     Args:
@@ -39,8 +39,8 @@ class Course:
 
     def __init__(  # noqa: PLR0917  # made by the guard alone
         self,
-        sites: Sites,
-        site: Site,
+        sites: LoopStates,
+        site: LoopState,
         operation: Operation,
         load: Callable[[], Awaitable[Any]],
         epoch: tuple[int, ...],
@@ -136,7 +136,7 @@ class Course:
             flight.confirmation = here.tier.send(here.tier.invalidation(op))
 
 
-class CourseByStore(Course):
+class StoredLoad(LocalLoad):
     """The course of a flight whose operation has an L2; the arguments are the same.
 
     Attributes:
@@ -209,7 +209,7 @@ class CourseByStore(Course):
         operation, lease, backplane = self._operation, self.lease, self._site.backplane
         counters = operation.counters
         if flight.is_refresh:
-            await lease.seize()
+            await lease.take_over()
             return None
         answer = await lease.ask(operation.decode)  # 3
         may_wait = operation.policy.lease and not self._is_private
@@ -254,8 +254,8 @@ class CourseByStore(Course):
         kept = operation.isolate_value(value, payload) if policy.isolate else value
         life = _spread(cast("float", policy.l2_ttl), policy.jitter)
         is_latest = await lease.fill(payload, life, version, partial(self._still_holds, flight))  # 6
-        may_be_stale = lease.is_blind and self._site.backplane is not None
-        return kept, UNTRUSTED_LIFE if may_be_stale else None, is_latest
+        may_be_stale = lease.is_store_unavailable and self._site.backplane is not None
+        return kept, UNTRUSTED_TTL if may_be_stale else None, is_latest
 
     async def _timed(self) -> Any:
         """Run the loader, and learn how long it takes: so are leases."""

@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from ._speed.front import Tally
+from ._speed.front import HitCounter
 
 
-class Counters(Tally):
+class Counters(HitCounter):
     """One operation's live counters; plain attributes, so that a hit pays one addition."""
 
     __slots__ = (

@@ -43,7 +43,7 @@ from uuid import uuid4
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # demo_api is run from the repository
 
-from checker import Rules, Verdict, check
+from checker import AcquireResult, Rules, check
 from lossy import LossyWire
 from processes import Child, children, until
 from records import NOTHING, Log, Record, group_of, merged
@@ -172,7 +172,7 @@ class Outcome:
     """
 
     plan: Plan
-    verdict: Verdict
+    verdict: AcquireResult
     took: float
     faults: Counter[str] = field(default_factory=Counter)
     stats: Counter[str] = field(default_factory=Counter)

@@ -174,14 +174,14 @@ async def test_refresh_with_a_value_that_is_too_long(run: Run, redis_url: str, t
     """A new value that is too long to be stored leaves no older one, which was not."""
     short = run(redis_url, guard={"max_bytes": 100})
     long = run(*[redis_url] * 2, guard={"max_bytes": 100}, length=200)
-    async with short as (former,), long as (first, other):
-        await all_know(OLD, former, first, other)
+    async with short as (previous_token,), long as (first, other):
+        await all_know(OLD, previous_token, first, other)
         await truth.become(NEW)
         await watch(other)
         await first.tell("refresh")
         answer = await first.hears("refresh")
-        await watch(first, former)
-        latest = await old_after(dict.fromkeys((first, former, other), answer["at"]))
+        await watch(first, previous_token)
+        latest = await old_after(dict.fromkeys((first, previous_token, other), answer["at"]))
 
     assert answer["number"] == NEW
     judge("refresh with a value that is too long", first, latest)

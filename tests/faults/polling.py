@@ -9,12 +9,12 @@ from time import monotonic
 from demo_api.servers import ValkeyServer
 from demo_api.topologies import ask
 from stampede_guard.stores import Refused
-from stampede_guard.stores._redis.node import Limits, Node
+from stampede_guard.stores._redis.node import ConnectionLimits, Node
 from stampede_guard.stores._redis.topology.base import Topology
 from stampede_guard.stores._redis.topology.factory import make_topology
 from stampede_guard.stores._redis.urls import parse_url
 
-LIMITS = Limits(deadline=0.25, connect_timeout=0.5, max_connections=8)
+LIMITS = ConnectionLimits(deadline=0.25, connect_timeout=0.5, max_connections=8)
 
 
 async def until(is_so: Callable[[], object], what: str, deadline: float = 15.0) -> float:
@@ -64,7 +64,7 @@ async def until_after(is_so_there: Callable[[], object], is_so: Callable[[], obj
 
 
 @asynccontextmanager
-async def opened(url: str, limits: Limits = LIMITS) -> AsyncIterator[Topology]:
+async def opened(url: str, limits: ConnectionLimits = LIMITS) -> AsyncIterator[Topology]:
     """Yield the topology of *url*, open; afterwards it has left no task behind."""
     tasks = asyncio.all_tasks()
     topology = make_topology(parse_url(url), limits, monotonic)

@@ -19,7 +19,7 @@ from stampede_guard import Guard, InvalidationPending
 from stampede_guard._l2.tier import key_of
 from stampede_guard._tokens import new_token
 from stampede_guard.stores._envelope import seal
-from stampede_guard.stores._redis.node import Limits, Node, UnexpectedReply
+from stampede_guard.stores._redis.node import ConnectionLimits, Node, UnexpectedReply
 from stampede_guard.stores._redis.scripts import ACQUIRE, FILL, INVALIDATE, Script
 from stampede_guard.stores._redis.urls import parse_url
 from stampede_guard.stores.redis import RedisStore
@@ -198,7 +198,7 @@ async def test_fill_whose_answer_was_lost_is_not_refused(wire: Wire, store: Redi
     sent = Sent(wire, FILL)
 
     assert await store.fill(
-        key_of(namespace, "menu-7"), token, seal("menu-7", b"soup", token), 60, None, b"w", tell_all=False
+        key_of(namespace, "menu-7"), token, seal("menu-7", b"soup", token), 60, None, b"w", always_publish=False
     )
     assert 2 == sent.number
 
@@ -600,7 +600,7 @@ async def test_node_that_is_closed_while_an_exchange_connects(redis_url: str) ->
         await gate.passage()
 
     options = {**servers.options, "host": host, "port": port, "redis_connect_func": greet}
-    node = Node("Redis", servers.connection_class, options, Limits(deadline=5, connect_timeout=5))
+    node = Node("Redis", servers.connection_class, options, ConnectionLimits(deadline=5, connect_timeout=5))
     asking = asyncio.create_task(node.exchange((bytes, "PING")))
     await gate.arrivals(1)
     await node.aclose()

@@ -19,7 +19,7 @@ from stampede_guard import ConfigurationError, Guard
 from stampede_guard._tokens import new_token
 from stampede_guard.stores import Refused
 from stampede_guard.stores._redis.node import Node, Redirected
-from stampede_guard.stores._redis.requests import Look
+from stampede_guard.stores._redis.requests import AcquireRequest
 from stampede_guard.stores._redis.topology import cluster
 from stampede_guard.stores._redis.topology.base import Topology
 from stampede_guard.stores._redis.topology.cluster import Cluster
@@ -353,7 +353,7 @@ async def test_fill_between_the_parts_of_an_invalidation(
             raise Refused("TryAgainError")
         await invalidate(keys, version, message)
         if keys == (f"{key}:{after}",):
-            await store.fill(key, token, b"old", 60, None, b"w", tell_all=False)
+            await store.fill(key, token, b"old", 60, None, b"w", always_publish=False)
 
     monkeypatch.setattr(store, "_invalidate", key_by_key)
     await store.acquire(key, (), token, 60, b"", 60)
@@ -426,7 +426,7 @@ async def test_node_that_is_down_is_its_own_ops_trouble(key: str) -> None:
         dead = Node("Redis 2", Connection, {"host": HOST, "port": free_port()}, LIMITS)
         node = store._topology.primary(key)
         await put(store, key, b"soup")
-        look = Look(key, (new_token(), 1000, b"", ""), 100, (f"{key}:t",), 1000)
+        look = AcquireRequest(key, (new_token(), 1000, b"", ""), 100, (f"{key}:t",), 1000)
         with pytest.raises(redis.exceptions.ConnectionError):
             await store._look(node, look, [dead])
         assert await find(store, key) is not None

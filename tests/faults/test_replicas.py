@@ -12,10 +12,10 @@ from demo_api.servers import HOST, ValkeyServer, valkey_server
 from demo_api.topologies import REPLICATION, Valkeys, ask, follows, valkey_replicated
 from stampede_guard import Guard, coalesce
 from stampede_guard.stores import Refused
-from stampede_guard.stores._redis.node import Limits
+from stampede_guard.stores._redis.node import ConnectionLimits
 from stampede_guard.stores._redis.topology.base import Topology
 from stampede_guard.stores._redis.topology.factory import make_topology
-from stampede_guard.stores._redis.topology.polling import Rounds
+from stampede_guard.stores._redis.topology.polling import Poller
 from stampede_guard.stores._redis.topology.replicated import Group, Replicated, close_all
 from stampede_guard.stores._redis.urls import parse_url
 from stampede_guard.testing import ManualClock
@@ -263,7 +263,7 @@ async def test_history_that_was_cut_is_another_primary() -> None:
 async def test_closing_in_the_middle_of_a_probe() -> None:
     """A topology whose servers hang is closed without waiting for their answers."""
     with valkey_replicated(replicas=1) as servers:
-        limits = Limits(deadline=30, connect_timeout=30)
+        limits = ConnectionLimits(deadline=30, connect_timeout=30)
         topology = make_topology(parse_url(servers.url), limits, monotonic)
         assert isinstance(topology, Replicated)
         await topology.open()
@@ -401,7 +401,7 @@ async def test_rounds_survive_what_nobody_foresaw(said: Said) -> None:
         times += 1
         raise LookupError
 
-    rounds = Rounds(0.06, lambda: [(node, ask_in_vain)])
+    rounds = Poller(0.06, lambda: [(node, ask_in_vain)])
     rounds.start()
     driver = rounds._driver
     rounds.start()
@@ -410,7 +410,7 @@ async def test_rounds_survive_what_nobody_foresaw(said: Said) -> None:
     rounds.close([node])
     same = driver is rounds._driver
     await rounds.aclose()
-    await Rounds(1, lambda: ()).aclose()
+    await Poller(1, lambda: ()).aclose()
 
     assert same
     assert "node was asked in vain (LookupError)" == said()[0]

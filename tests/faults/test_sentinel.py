@@ -13,7 +13,7 @@ from demo_api.servers import HOST, ValkeyServer, free_port
 from demo_api.topologies import SERVICE, Valkeys, answer, ask, follows, leads, valkey_sentinels
 from stampede_guard import Guard
 from stampede_guard.stores import Refused
-from stampede_guard.stores._redis.node import Limits, Node
+from stampede_guard.stores._redis.node import ConnectionLimits, Node
 from stampede_guard.stores._redis.topology.base import Topology
 from stampede_guard.stores._redis.topology.factory import make_topology
 from stampede_guard.stores._redis.topology.replicated import Group
@@ -164,7 +164,7 @@ async def test_frozen_sentinel_delays_nothing(shared: Valkeys) -> None:
     shared.sentinels[0].freeze()
     try:
         started_at = monotonic()
-        async with opened(shared.url, Limits(deadline=50, connect_timeout=50)) as topology:
+        async with opened(shared.url, ConnectionLimits(deadline=50, connect_timeout=50)) as topology:
             took = monotonic() - started_at
             port = await port_of(topology.primary("menu"))
     finally:

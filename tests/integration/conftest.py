@@ -4,7 +4,7 @@ from urllib.parse import urlsplit
 from uuid import uuid4
 
 import pytest
-from onlooker import Tally, load_scripts
+from onlooker import HitCounter, load_scripts
 from redis.asyncio import Redis
 
 from stampede_guard import Guard
@@ -37,9 +37,9 @@ def unasked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-async def tally(redis_url: str, admin: Redis) -> AsyncIterator[Tally]:
+async def tally(redis_url: str, admin: Redis) -> AsyncIterator[HitCounter]:
     """Return a proxy to a server that knows the scripts."""
     await load_scripts(admin)
-    tally = Tally(urlsplit(redis_url).port or 6379)
+    tally = HitCounter(urlsplit(redis_url).port or 6379)
     async with tally.listening():
         yield tally

@@ -143,7 +143,7 @@ class Onlooker:
         return heard
 
 
-class Tally:
+class HitCounter:
     """A proxy that counts what goes through it.
 
     Attributes:

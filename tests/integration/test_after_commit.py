@@ -802,7 +802,7 @@ def test_loop_closed_while_it_sends() -> None:
         await asyncio.Event().wait()
 
     async def begin() -> None:
-        collected = module.Collected()
+        collected = module.InvalidationBuffer()
         collected.add_op(hang, "menu-7", None)
         collected.send()
         await asyncio.sleep(0)

@@ -6,16 +6,16 @@ from time import monotonic
 from typing import Any, TypeVar
 
 import pytest
-from onlooker import Tally
+from onlooker import HitCounter
 from redis.asyncio import Redis
 from redis.asyncio.connection import Connection
 from stored import find, pool_of, put
 
 from stampede_guard._tokens import new_token
-from stampede_guard.stores import Refused, Verdict
+from stampede_guard.stores import AcquireResult, Refused
 from stampede_guard.stores import redis as stores_redis
 from stampede_guard.stores._envelope import seal
-from stampede_guard.stores._redis.node import Limits, Node
+from stampede_guard.stores._redis.node import ConnectionLimits, Node
 from stampede_guard.stores._redis.topology.factory import make_topology
 from stampede_guard.stores._redis.urls import parse_url
 from stampede_guard.stores.redis import RedisStore
@@ -26,7 +26,7 @@ LONG = b"x" * 100_000
 
 
 @pytest.fixture
-async def store(tally: Tally, namespace: str, unasked: None) -> AsyncIterator[RedisStore]:
+async def store(tally: HitCounter, namespace: str, unasked: None) -> AsyncIterator[RedisStore]:
     """Return a store behind it, with as many connections as it may need."""
     store = RedisStore(tally.url, deadline=5, connect_timeout=5)
     store.channel = f"sg1:{namespace}:bus"
@@ -57,25 +57,25 @@ async def together(*questions: Awaitable[T]) -> list[T]:
     return await asyncio.gather(*questions)
 
 
-async def acquire(store: RedisStore, key: str, *tags: str, unwanted: bytes = b"") -> Verdict:
+async def acquire(store: RedisStore, key: str, *tags: str, unwanted: bytes = b"") -> AcquireResult:
     """Ask for the value or the lease, and for marks that have to last a minute."""
     return await store.acquire(key, tags, new_token(), 60, unwanted, 60)
 
 
-async def expect_hits(store: RedisStore, tally: Tally, key: str) -> None:
+async def expect_hits(store: RedisStore, tally: HitCounter, key: str) -> None:
     """Find a value so often that the next one is expected to be there."""
     for _ in range(8):
         await together(*(find(store, key) for _ in range(50)))
     tally.restart()
 
 
-def envelopes(found: list[Verdict]) -> list[bytes]:
+def envelopes(found: list[AcquireResult]) -> list[bytes]:
     """Return what was found."""
     return [verdict.stored.envelope for verdict in found if verdict.stored is not None]
 
 
 async def test_reads_of_one_iteration_are_one_request(
-    store: RedisStore, tally: Tally, keys: list[str], tag: str
+    store: RedisStore, tally: HitCounter, keys: list[str], tag: str
 ) -> None:
     """Fifty ops that are asked for at once cost one round trip, and their common mark is asked for once."""
     found = await together(*(acquire(store, key, tag) for key in keys[:50]))
@@ -86,7 +86,7 @@ async def test_reads_of_one_iteration_are_one_request(
 
 
 async def test_changes_of_one_iteration_are_one_request(
-    store: RedisStore, tally: Tally, keys: list[str], admin: Redis
+    store: RedisStore, tally: HitCounter, keys: list[str], admin: Redis
 ) -> None:
     """So do fills, renewals, releases and invalidations, in any mixture, and each gets its own answer."""
     token = new_token()
@@ -94,8 +94,8 @@ async def test_changes_of_one_iteration_are_one_request(
     tally.restart()
 
     outcomes = await together(
-        store.fill(keys[0], token, seal("menu-7", b"soup", token), 60, None, b"w", tell_all=False),
-        store.fill(keys[1], new_token(), seal("menu-7", b"soup", token), 60, None, b"w", tell_all=False),
+        store.fill(keys[0], token, seal("menu-7", b"soup", token), 60, None, b"w", always_publish=False),
+        store.fill(keys[1], new_token(), seal("menu-7", b"soup", token), 60, None, b"w", always_publish=False),
         store.renew([(keys[1], token, 60)]),
         store.renew([(keys[1], new_token(), 60)]),
         store.release([(keys[2], token, b"w", False)]),
@@ -109,7 +109,7 @@ async def test_changes_of_one_iteration_are_one_request(
 
 
 async def test_values_that_are_expected_are_read_without_scripts(
-    store: RedisStore, tally: Tally, keys: list[str], tag: str
+    store: RedisStore, tally: HitCounter, keys: list[str], tag: str
 ) -> None:
     """Once most looks found a value, the next ones are plain reads; what is not there is asked for once more."""
     absent = f"{keys[0]}-absent"
@@ -124,7 +124,7 @@ async def test_values_that_are_expected_are_read_without_scripts(
     assert [*["PTTL", "GETRANGE"] * 11, "GET", "PTTL", "EVALSHA", "EVALSHA"] == tally.commands
 
 
-async def test_unwanted_value_is_not_read_again(store: RedisStore, tally: Tally, keys: list[str]) -> None:
+async def test_unwanted_value_is_not_read_again(store: RedisStore, tally: HitCounter, keys: list[str]) -> None:
     """A plain read does not pass off as a hit what the flight has seen and cannot use, nor a value to be replaced."""
     token = new_token()
     await put(store, keys[0], seal("menu-7", b"soup", token))
@@ -142,7 +142,7 @@ async def test_unwanted_value_is_not_read_again(store: RedisStore, tally: Tally,
 
 @pytest.mark.parametrize("state", ["absent", "old"])
 async def test_mark_that_is_read_lasts(  # noqa: PLR0917
-    state: str, store: RedisStore, tally: Tally, keys: list[str], tag: str, admin: Redis
+    state: str, store: RedisStore, tally: HitCounter, keys: list[str], tag: str, admin: Redis
 ) -> None:
     """A mark that is not there, or not for long any more, is made or prolonged before anybody goes by it."""
     if state == "old":
@@ -156,7 +156,9 @@ async def test_mark_that_is_read_lasts(  # noqa: PLR0917
     assert 50_000 < await admin.pttl(tag) <= 60_000
 
 
-async def test_number_of_questions_in_a_request_is_bounded(store: RedisStore, tally: Tally, keys: list[str]) -> None:
+async def test_number_of_questions_in_a_request_is_bounded(
+    store: RedisStore, tally: HitCounter, keys: list[str]
+) -> None:
     """Of 150 questions no more than 128 travel together."""
     found = await together(*(find(store, key) for key in keys[:150]))
 
@@ -164,7 +166,7 @@ async def test_number_of_questions_in_a_request_is_bounded(store: RedisStore, ta
     assert (2, 150) == (tally.round_trips, len(tally.commands))
 
 
-async def test_bytes_of_a_request_are_bounded(store: RedisStore, tally: Tally, keys: list[str]) -> None:
+async def test_bytes_of_a_request_are_bounded(store: RedisStore, tally: HitCounter, keys: list[str]) -> None:
     """Of six fills of 60 KB, two travel together; a larger one travels by itself, and arrives."""
     token = new_token()
     await together(*(store.acquire(key, (), token, 60, b"*", 60) for key in keys[:7]))
@@ -173,7 +175,7 @@ async def test_bytes_of_a_request_are_bounded(store: RedisStore, tally: Tally, k
     sizes = [60_000] * 6 + [500_000]
     stored = await together(
         *(
-            store.fill(key, token, bytes(size), 60, None, b"w", tell_all=False)
+            store.fill(key, token, bytes(size), 60, None, b"w", always_publish=False)
             for key, size in zip(keys, sizes, strict=False)
         )
     )
@@ -189,7 +191,7 @@ async def test_bytes_of_a_request_are_bounded(store: RedisStore, tally: Tally, k
 async def test_long_value_travels_by_itself(
     is_expected: bool,  # noqa: FBT001
     store: RedisStore,
-    tally: Tally,
+    tally: HitCounter,
     keys: list[str],
     admin: Redis,
 ) -> None:
@@ -212,7 +214,7 @@ async def test_long_value_travels_by_itself(
 async def test_refused_key_is_its_own_trouble(  # noqa: PLR0917
     is_expected: bool,  # noqa: FBT001
     store: RedisStore,
-    tally: Tally,
+    tally: HitCounter,
     keys: list[str],
     tag: str,
     admin: Redis,
@@ -231,7 +233,7 @@ async def test_refused_key_is_its_own_trouble(  # noqa: PLR0917
 
     assert isinstance(refused, Refused)
     assert "WRONGTYPE" == str(refused)
-    assert ["hit", "hit", "own", *["hit"] * 6] == [each.kind for each in found if isinstance(each, Verdict)]
+    assert ["hit", "hit", "own", *["hit"] * 6] == [each.kind for each in found if isinstance(each, AcquireResult)]
 
 
 async def test_refused_mark_is_told_to_each_who_has_the_tag(
@@ -249,11 +251,11 @@ async def test_refused_mark_is_told_to_each_who_has_the_tag(
 
     assert ["WRONGTYPE", "WRONGTYPE"] == [str(first), str(second)]
     assert first is not second
-    assert isinstance(third, Verdict)
+    assert isinstance(third, AcquireResult)
 
 
 async def test_forgotten_scripts_are_taught_to_all_at_once(
-    store: RedisStore, tally: Tally, keys: list[str], admin: Redis
+    store: RedisStore, tally: HitCounter, keys: list[str], admin: Redis
 ) -> None:
     """When the server has forgotten a script, those who wanted it send its text together."""
     await admin.script_flush()
@@ -265,7 +267,7 @@ async def test_forgotten_scripts_are_taught_to_all_at_once(
 
 
 async def test_glances_travel_together(  # noqa: PLR0917
-    store: RedisStore, tally: Tally, keys: list[str], tag: str, admin: Redis, monkeypatch: pytest.MonkeyPatch
+    store: RedisStore, tally: HitCounter, keys: list[str], tag: str, admin: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Reads of a replica are one request too, and for a long value one more."""
     topology: Any = store._topology
@@ -302,7 +304,7 @@ async def test_marks_may_be_elsewhere(  # noqa: PLR0917
 ) -> None:
     """The value comes from one replica and the marks from another, side by side."""
     here: Any = store._topology
-    there = make_topology(parse_url(redis_url), Limits(), monotonic)
+    there = make_topology(parse_url(redis_url), ConnectionLimits(), monotonic)
     monkeypatch.setattr(here, "replica", lambda key: (there if key == tag else here).primary(key))
     await admin.set(tag, "m" * 11)
 
@@ -355,7 +357,7 @@ async def test_nodes_that_are_gone_are_forgotten(
     """What a store knows of its nodes is bounded: those that nobody asks anything make room."""
     monkeypatch.setattr(stores_redis, "_KNOWN", 1)
     node = store._topology.primary("")
-    other = Node("Redis 2", Connection, {}, Limits())
+    other = Node("Redis 2", Connection, {}, ConnectionLimits())
 
     store._batches_of(other)
     found = await find(store, keys[0])

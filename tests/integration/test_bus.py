@@ -9,8 +9,8 @@ from urllib.parse import urlsplit
 
 import pytest
 from onlooker import (
+    HitCounter,
     Onlooker,
-    Tally,
     backplane_of,
     caught_up,
     echoed,
@@ -488,7 +488,7 @@ def seconds_of(guard: Guard) -> list[object]:
 @pytest.mark.usefixtures("fast_beats")
 async def test_connection_that_went_dead_is_replaced(redis_url: str, namespace: str, admin: Redis, said: Said) -> None:
     """A connection on which nothing comes any more, not even one's own voice, is given up for a new one."""
-    tally = Tally(urlsplit(redis_url).port or 6379)
+    tally = HitCounter(urlsplit(redis_url).port or 6379)
     async with tally.listening(), Guard(tally.url, namespace=namespace, deadline=0.05, connect_timeout=5) as guard:
         await ask(guard, "old")
 

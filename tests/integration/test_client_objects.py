@@ -20,11 +20,10 @@ from redis.maint_notifications import MaintNotificationsConfig
 from demo_api.servers import HOST, valkey_server
 from stampede_guard import ConfigurationError
 from stampede_guard.stores._redis.client import describe
-from stampede_guard.stores._redis.node import Limits
-from stampede_guard.stores._redis.topology.factory import make_topology
-from stampede_guard.stores._redis.urls import _node_maker, _then
+from stampede_guard.stores._redis.node import ConnectionLimits
+from stampede_guard.stores._redis.topology.factory import _node_maker, _then, make_topology
 
-PATIENT = Limits(5.0, 5.0, 4)
+PATIENT = ConnectionLimits(5.0, 5.0, 4)
 FLAWLESS: dict[str, Any] = {
     "protocol": 2,
     "retry": Retry(NoBackoff(), 0),

@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import pytest
-from onlooker import Tally, commands_run, is_expecting, load_scripts, tier_of, until
+from onlooker import HitCounter, commands_run, is_expecting, load_scripts, tier_of, until
 from redis.asyncio import Redis
 
 from stampede_guard import Guard, _path, coalesce
 from stampede_guard._bus import backplane
-from stampede_guard._l2.upkeep import Right
+from stampede_guard._l2.upkeep import HeldLease
 from stampede_guard._operations import operation
 from stampede_guard._stats import Counters
 from stampede_guard.testing import Gate
@@ -41,7 +41,7 @@ class Cost(NamedTuple):
 class Meter:
     """Two guards over one proxy, that have all that a first call needs."""
 
-    def __init__(self, tally: Tally, admin: Redis, guard: Guard, other: Guard) -> None:
+    def __init__(self, tally: HitCounter, admin: Redis, guard: Guard, other: Guard) -> None:
         self.guard = guard
         self.other = other
         self._tally = tally
@@ -77,7 +77,7 @@ async def meter(
     monkeypatch.setattr(operation, "_LEASES", (60.0, 60.0))
     monkeypatch.setattr(_path, "_POLLS", (60.0, 60.0))
     await load_scripts(admin)
-    tally = Tally(urlsplit(redis_url).port or 6379)
+    tally = HitCounter(urlsplit(redis_url).port or 6379)
     options: dict[str, Any] = {"namespace": namespace, "deadline": 5, "connect_timeout": 5}
     async with tally.listening(), Guard(tally.url, **options) as guard, Guard(tally.url, **options) as other:
         for each in (guard, other):
@@ -293,7 +293,7 @@ async def test_renewal(meter: Meter) -> None:
 
     async def look() -> None:
         for token in "ab":  # not the leader's token: nothing is prolonged
-            upkeep.hold(Right(OP, token, 60.0, -inf, Counters(), partial(lost.append, token)))
+            upkeep.hold(HeldLease(OP, token, 60.0, -inf, Counters(), partial(lost.append, token)))
         upkeep._look(upkeep._timer_at)
         await _settled(meter.guard)
 

@@ -6,13 +6,13 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
-from onlooker import Tally, load_scripts, tier_of, until
+from onlooker import HitCounter, load_scripts, tier_of, until
 from redis.asyncio import Redis
 
 from stampede_guard import Guard, LoadCancelled
 from stampede_guard._operations import operation
-from stampede_guard.stores import Begun, Refused, Verdict
-from stampede_guard.stores._redis.requests import Look, Told
+from stampede_guard.stores import AcquireResult, PendingAcquire, Refused
+from stampede_guard.stores._redis.requests import AcquireRequest, CallbackReply
 from stampede_guard.stores.redis import RedisStore
 
 MakeGuard = Callable[..., Guard]
@@ -182,7 +182,7 @@ class Grumpy:
         raise asyncio.CancelledError
 
 
-async def test_codec_that_cancels_ends_its_own_flight_alone(tally: Tally, namespace: str) -> None:
+async def test_codec_that_cancels_ends_its_own_flight_alone(tally: HitCounter, namespace: str) -> None:
     """What came with the same answer is delivered, though the decoder of one of the values raises anything at all."""
     async with Guard(tally.url, namespace=namespace, deadline=5, connect_timeout=5) as guard:
         for number in range(3):
@@ -200,7 +200,7 @@ async def test_codec_that_cancels_ends_its_own_flight_alone(tally: Tally, namesp
 
 
 async def test_exit_over_a_server_that_says_nothing(
-    tally: Tally, namespace: str, caplog: pytest.LogCaptureFixture
+    tally: HitCounter, namespace: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A guard that waits for nobody is left soon, though a question was not answered; nothing remains."""
     guard = Guard(tally.url, namespace=namespace, deadline=60, connect_timeout=5, drain_timeout=0)
@@ -221,7 +221,7 @@ async def test_exit_over_a_server_that_says_nothing(
     assert (set(), 0, []) == (site.board._up, guard.stats().in_flight, caplog.messages)
 
 
-async def test_question_whose_batch_is_cancelled(tally: Tally, namespace: str) -> None:
+async def test_question_whose_batch_is_cancelled(tally: HitCounter, namespace: str) -> None:
     """Whoever cancels all tasks, as the end of an event loop does, ends the flights that look: nothing new begins."""
     kitchen = Kitchen()
     async with Guard(tally.url, namespace=namespace, deadline=60, connect_timeout=5) as guard:
@@ -245,7 +245,7 @@ async def test_value_that_was_found_is_let_go(guard: Guard) -> None:
     await guard.fetch(OP, kitchen.load, **LIFE)
 
     def there() -> int:
-        return sum(isinstance(each, Told | Verdict) for each in gc.get_objects())
+        return sum(isinstance(each, CallbackReply | AcquireResult) for each in gc.get_objects())
 
     gc.collect()
     gc.disable()
@@ -263,7 +263,7 @@ async def test_value_that_was_found_is_let_go(guard: Guard) -> None:
 # The store by itself
 
 
-def begin(store: RedisStore, key: str, *tags: str) -> tuple[Begun | None, asyncio.Event]:
+def begin(store: RedisStore, key: str, *tags: str) -> tuple[PendingAcquire | None, asyncio.Event]:
     """Begin to acquire; return what was begun, and what is set once it is answered."""
     answered = asyncio.Event()
     return store.begin(key, tags, 60, 60, bytes(8), answered.set), answered
@@ -298,7 +298,7 @@ async def test_question_that_cannot_be_begun(
     await store.aclose()
     closed, _ = begin(store, key)
 
-    assert (None, True) == (elsewhere[0], isinstance(elsewhere[1], Told))
+    assert (None, True) == (elsewhere[0], isinstance(elsewhere[1], CallbackReply))
     assert (None, None) == (full, closed)
 
 
@@ -330,7 +330,7 @@ async def test_refusal_is_dealt_with_as_the_asked_node_s(
     """Should another server have taken over meanwhile, it is not the one that has refused."""
     topology: Any = store._topology
     node, followed = topology.primary(key), []
-    told = Told(node, Look(key, ("t" * 22, 1_000, b"", ""), 100, (), 1_000), int)
+    told = CallbackReply(node, AcquireRequest(key, ("t" * 22, 1_000, b"", ""), 100, (), 1_000), int)
     told.set_result((Refused("ReadOnlyError"), ()))
 
     async def follow(*args: Any) -> None:

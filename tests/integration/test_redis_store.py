@@ -14,7 +14,7 @@ from stored import find, pool_of, put
 from demo_api.servers import valkey_server
 from stampede_guard import ConfigurationError, Guard
 from stampede_guard._tokens import new_token
-from stampede_guard.stores import Echo, Refused, Stored, Verdict
+from stampede_guard.stores import AcquireResult, Echo, Refused, Stored
 from stampede_guard.stores._envelope import seal
 from stampede_guard.stores.redis import RedisStore, redis_stores
 
@@ -50,14 +50,14 @@ def sealed(token: str, version: int = 0, payload: bytes = b"soup") -> bytes:
     return seal("menu-7", payload, token, version)
 
 
-async def acquire(store: RedisStore, key: str, token: str, unwanted: bytes = b"", lease: float = 60) -> Verdict:
+async def acquire(store: RedisStore, key: str, token: str, unwanted: bytes = b"", lease: float = 60) -> AcquireResult:
     """Ask for the value or the lease."""
     return await store.acquire(key, (), token, lease, unwanted, 60)
 
 
 async def fill(store: RedisStore, key: str, token: str, version: int | None = None) -> bool:
     """Store the value of the flight with *token*."""
-    return await store.fill(key, token, sealed(token, version or 0), 60, version, WORD, tell_all=False)
+    return await store.fill(key, token, sealed(token, version or 0), 60, version, WORD, always_publish=False)
 
 
 async def test_what_was_filled_is_read(store: RedisStore, key: str) -> None:
@@ -354,7 +354,7 @@ async def use_store(url: str) -> None:
             await store.acquire(op, (mark,), token, 60, b"", 60)
             await store.acquire(op, (mark,), new_token(), 60, b"", 6000)  # waits, and prolongs the mark
             await store.renew([(op, token, 60)])
-            await store.fill(op, token, sealed(token), 60, 7, WORD, tell_all=True)
+            await store.fill(op, token, sealed(token), 60, 7, WORD, always_publish=True)
             await store.acquire(op, (mark,), token, 60, b"*", 60)
             await store.release([(op, token, WORD, False)])
             await store.stored_by(f"{op}:v")

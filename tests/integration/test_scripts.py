@@ -10,6 +10,7 @@ from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
 from stampede_guard._codecs.fingerprint import NO_FINGERPRINT
+from stampede_guard._tokens import new_mark
 from stampede_guard.stores._envelope import seal, token_of, unseal
 from stampede_guard.stores._redis import scripts
 from stampede_guard.stores._redis.scripts import Script
@@ -47,11 +48,11 @@ def acquire(run: Run, key: str) -> Run:
         lease: int = 60_000,
         unwanted: str = "",
         last: int = LAST,
-        former: str = "",
+        previous_token: str = "",
         fingerprint: bytes = NO_FINGERPRINT,
     ) -> Any:
         keys = [f"{key}:v", f"{key}:l"]
-        return await run(scripts.ACQUIRE, keys, token, lease, last, unwanted, former, fingerprint)
+        return await run(scripts.ACQUIRE, keys, token, lease, last, unwanted, previous_token, fingerprint)
 
     return acquire
 
@@ -65,7 +66,7 @@ def fill(run: Run, key: str, namespace: str) -> Run:
         version: int | None = None,
         *,
         life: int = 60_000,
-        tell_all: int = 0,
+        always_publish: int = 0,
         payload: bytes = b"soup",
         fingerprint: bytes = NO_FINGERPRINT,
         longest: int = LAST,
@@ -73,7 +74,7 @@ def fill(run: Run, key: str, namespace: str) -> Run:
         keys = [f"{key}:v", f"{key}:l", f"{key}:g"]
         written = "" if version is None else version
         envelope = seal("menus:menu-7", payload, token, version, (), fingerprint)
-        args = token, envelope, life, written, 60_000, namespace, "filled", tell_all, longest
+        args = token, envelope, life, written, 60_000, namespace, "filled", always_publish, longest
         return await run(scripts.FILL, keys, *args)
 
     return fill
@@ -182,14 +183,14 @@ async def test_acquire_again_keeps_the_waiting_in_mind(acquire: Run, admin: Redi
 
 async def test_acquire_takes_over_from_a_former_token(acquire: Run, admin: Redis, key: str) -> None:
     """A flight whose first request was lost has the right under its new token, if the first came through or not."""
-    assert [b"OWN", 0] == await acquire(MINE, former=THEIRS)
+    assert [b"OWN", 0] == await acquire(MINE, previous_token=THEIRS)
     assert MINE.encode() == await admin.get(f"{key}:l")
 
     await acquire("n" * 22)
-    assert [b"OWN", 0] == await acquire(THEIRS, 5000, former=MINE)
+    assert [b"OWN", 0] == await acquire(THEIRS, 5000, previous_token=MINE)
     assert f"{THEIRS}w".encode() == await admin.get(f"{key}:l")
     assert await admin.pttl(f"{key}:l") <= 5000
-    assert (await acquire("n" * 22, former=MINE))[0] == b"WAIT"
+    assert (await acquire("n" * 22, previous_token=MINE))[0] == b"WAIT"
     assert (await acquire(MINE))[0] == b"WAIT"  # the first request, late
 
 
@@ -321,10 +322,10 @@ async def test_fill_twice_is_stored_once(acquire: Run, fill: Run, admin: Redis, 
     assert await bus.said() == [b"filled"]
 
 
-@pytest.mark.parametrize(("is_waited_for", "tell_all"), [(True, 0), (False, 1), (True, 1)])
+@pytest.mark.parametrize(("is_waited_for", "always_publish"), [(True, 0), (False, 1), (True, 1)])
 async def test_fill_tells_whoever_waits(
     is_waited_for: bool,  # noqa: FBT001
-    tell_all: int,
+    always_publish: int,
     acquire: Run,
     fill: Run,
     bus: Onlooker,
@@ -334,7 +335,7 @@ async def test_fill_tells_whoever_waits(
     if is_waited_for:
         await acquire(THEIRS)
 
-    await fill(MINE, tell_all=tell_all)
+    await fill(MINE, always_publish=always_publish)
 
     assert await bus.said() == [b"filled"]
 
@@ -422,7 +423,7 @@ async def test_refresh_that_lost_the_right_drops_the_value(
     await acquire(THEIRS, unwanted="*")
     lease = await admin.get(f"{key}:l")
 
-    assert [b"REJ", 0] == [await fill(MINE, tell_all=1), await admin.exists(f"{key}:v")]
+    assert [b"REJ", 0] == [await fill(MINE, always_publish=1), await admin.exists(f"{key}:v")]
     assert lease == await admin.get(f"{key}:l")
     assert [b"OK", b"REJ"] == [await fill(THEIRS), await fill(MINE)]
     assert await admin.exists(f"{key}:v")
@@ -440,7 +441,7 @@ async def test_refresh_with_an_old_version_drops_the_value(  # noqa: PLR0917  # 
         await admin.set(f"{key}:g", lowest)
     await acquire(MINE, unwanted="*")
 
-    assert [b"OLD", 0] == [await fill(MINE, 6, tell_all=1), await admin.exists(f"{key}:v")]
+    assert [b"OLD", 0] == [await fill(MINE, 6, always_publish=1), await admin.exists(f"{key}:v")]
     assert str(lowest or 7).encode() == await admin.get(f"{key}:g")
     assert 0 < await admin.pttl(f"{key}:g") <= 60_000
     assert await bus.said() == [b"filled"]
@@ -455,7 +456,7 @@ async def test_refresh_with_an_old_version_and_no_value(
     await invalidate(7, life=1_000)
     await acquire(MINE, unwanted="*")
 
-    assert await fill(MINE, 6, tell_all=1) == b"OLD"
+    assert await fill(MINE, 6, always_publish=1) == b"OLD"
     assert await admin.pttl(f"{key}:g") <= 1_000
 
 
@@ -568,7 +569,7 @@ async def test_refresh_drops_what_other_releases_have(acquire: Run, fill: Run, a
         await fill(MINE, fingerprint=release)
 
     await acquire(MINE, fingerprint=RELEASES[0], unwanted="*")
-    await fill(MINE, fingerprint=RELEASES[0], tell_all=1)
+    await fill(MINE, fingerprint=RELEASES[0], always_publish=1)
 
     assert [b"soup", None] == (await stored(admin, key))[:2]
 
@@ -836,4 +837,4 @@ async def test_invalidate_tag_replaces_the_mark(  # noqa: PLR0917  # fixtures
 
 def test_bytes_for_marks_are_random() -> None:
     """No two requests for a mark ever bring the same bytes."""
-    assert 1000 == len({scripts.new_mark() for _ in range(1000)})
+    assert 1000 == len({new_mark() for _ in range(1000)})

@@ -16,7 +16,7 @@ from stampede_guard import Guard
 MakeGuard = Callable[..., Guard]
 
 
-class Course(Enum):
+class LocalLoad(Enum):
     STARTER = "starter"
     MAIN = "main"
 
@@ -25,7 +25,7 @@ class Course(Enum):
 class Dish:
     name: str
     price: Decimal
-    course: Course = Course.MAIN
+    course: LocalLoad = LocalLoad.MAIN
     tags: list[str] = field(default_factory=list)
 
 
@@ -49,7 +49,7 @@ class Menu(pydantic.BaseModel):
 
 NOON = datetime(2026, 7, 1, 12, tzinfo=UTC)
 ORDER_ID = UUID("6f9619ff-8b86-4d11-b42d-00c04fc964ff")
-DISH = Dish("soup", Decimal("4.50"), Course.STARTER, ["hot", "crème"])
+DISH = Dish("soup", Decimal("4.50"), LocalLoad.STARTER, ["hot", "crème"])
 MENU = Menu(menu_id=7, dishes=["soup"], price=Decimal("4.50"))
 
 VALUES: list[tuple[Any, Any]] = [
@@ -65,7 +65,7 @@ VALUES: list[tuple[Any, Any]] = [
     (timedelta, timedelta(minutes=90)),
     (UUID, ORDER_ID),
     (Decimal, Decimal("0.10")),
-    (Course, Course.STARTER),
+    (LocalLoad, LocalLoad.STARTER),
     (bytes, bytes(range(256))),
     (bytes, b""),
     (str, "crème brûlée \N{CUSTARD} \x00 \r\n"),

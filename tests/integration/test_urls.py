@@ -12,12 +12,12 @@ from redis.asyncio.connection import Connection, SSLConnection, UnixDomainSocket
 
 from demo_api.servers import HOST, ValkeyServer, valkey_server
 from stampede_guard import ConfigurationError
-from stampede_guard.stores._redis.node import Limits
+from stampede_guard.stores._redis.node import ConnectionLimits
 from stampede_guard.stores._redis.topology.factory import make_topology
 from stampede_guard.stores._redis.urls import parse_url
 
 CANARY = "canary"
-PATIENT = Limits(5.0, 5.0, 4)
+PATIENT = ConnectionLimits(5.0, 5.0, 4)
 
 
 @pytest.mark.parametrize(

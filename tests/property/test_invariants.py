@@ -21,7 +21,7 @@ import stampede_guard
 from stampede_guard import Guard, InvalidationPending, LoadCancelled, Scoreboard
 from stampede_guard import _path as course_module
 from stampede_guard._operations.policy import Policy
-from stampede_guard.stores import Refused, Stored, Verdict
+from stampede_guard.stores import AcquireResult, Refused, Stored
 from stampede_guard.stores._envelope import seal
 from stampede_guard.testing import FaultStore, Gate, ManualClock
 
@@ -262,13 +262,13 @@ class SlowLeasing(LeasingDouble):
         await ticks(next(self._costs))
         await self._ask_now(what)
 
-    async def acquire(self, *args: Any) -> Verdict:
+    async def acquire(self, *args: Any) -> AcquireResult:
         verdict = await super().acquire(*args)
         await ticks(next(self._costs))
         return verdict
 
-    async def fill(self, *args: Any, tell_all: bool) -> bool:
-        is_stored = await super().fill(*args, tell_all=tell_all)
+    async def fill(self, *args: Any, always_publish: bool) -> bool:
+        is_stored = await super().fill(*args, always_publish=always_publish)
         await ticks(next(self._costs))
         return is_stored
 
@@ -532,7 +532,7 @@ class DeadlinedLeasing(LeasingDouble):
                 await asyncio.get_running_loop().create_future()
         await super()._ask(what)
 
-    async def acquire(self, *args: Any) -> Verdict:
+    async def acquire(self, *args: Any) -> AcquireResult:
         verdict = await super().acquire(*args)
         self.server.clock.advance(verdict.kind == "wait")
         return verdict

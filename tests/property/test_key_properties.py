@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from stampede_guard._keys.canonical import canonical, text_of
 from stampede_guard._keys.spec import KeySpec, compile_key
-from stampede_guard._keys.template import _SEPARATORS, may_meet
+from stampede_guard._keys.template import _SEPARATORS, may_collide
 from stampede_guard._operations.operation import Operation
 from stampede_guard._operations.policy import Policy
 from stampede_guard._stats import Counters
@@ -265,7 +265,7 @@ def test_templates_that_never_meet_share_no_op() -> None:
     rivals = {(mine.shape, theirs.shape) for sharing in specs.values() for mine, theirs in combinations(sharing, 2)}
 
     assert len(rivals) > 1_000
-    assert [] == [(mine, theirs) for mine, theirs in rivals if not may_meet(mine, theirs)]
+    assert [] == [(mine, theirs) for mine, theirs in rivals if not may_collide(mine, theirs)]
 
 
 word_shapes = st.lists(st.sampled_from(["a", "b", "~empty", None]), min_size=1, max_size=4)
@@ -277,7 +277,7 @@ def test_shapes_that_meet_have_a_text_in_common(mine: list[str | None], theirs: 
     shapes = [tuple(part for word in words for part in (word, "-")) for words in (mine, theirs)]
     fits = len(mine) == len(theirs) and all(a == b or None in (a, b) for a, b in zip(mine, theirs, strict=True))
 
-    assert fits == may_meet(shapes[0], shapes[1])
+    assert fits == may_collide(shapes[0], shapes[1])
 
 
 # ── Envelopes ────────────────────────────────────────────────────────────────────────────────────

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from stampede_guard import RecursiveLoad, Scoreboard
-from stampede_guard._flights.limiter import Limiter, Limits
+from stampede_guard._flights.limiter import Limiter, Limiters
 from stampede_guard._flights.scoreboard import Flight
 from stampede_guard._operations.options import OnAbandon
 from stampede_guard._stats import Counters
@@ -69,7 +69,7 @@ class Kitchen:
 
     def __init__(self, recipes: dict[str, Recipe], max_loads: int | None, *operations: Limit) -> None:
         self.board = Scoreboard()
-        self.limits = Limits(max_loads)
+        self.limits = Limiters(max_loads)
         self.limiters: set[Limiter] = set()  # an idle one is kept by nothing else
         self._max_loads = max_loads
         self._recipes = recipes

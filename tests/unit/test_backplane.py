@@ -9,7 +9,7 @@ from stampede_guard._bus import backplane
 from stampede_guard._bus.backplane import Backplane
 from stampede_guard._l2.messages import Message, woken
 from stampede_guard._l2.tier import Tier
-from stampede_guard.stores import Echo, Touched
+from stampede_guard.stores import Echo, KeysChanged
 from stampede_guard.testing import ManualClock
 
 Pause = Callable[[], Awaitable[None]]
@@ -20,7 +20,7 @@ NEVER = 3_600.0  # seconds
 WARNING = "the bus is not heard ({}); until it is, nothing is remembered for longer than a second"
 
 
-class Audience:
+class BusListener:
     """Notes what it is told."""
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class Audience:
     def hear_cleared(self) -> None:
         self.heard.append("everything")
 
-    def hear_touched(self, touched: Touched) -> None:
+    def hear_touched(self, touched: KeysChanged) -> None:
         self.heard.append(f"touched {touched.keys}")
 
     def hear_sound(self, trusted_until: float) -> None:
@@ -60,7 +60,7 @@ class Ear:
         self.server = Server(self.clock)
         self.store = LeasingDouble(self.server)
         self.tier = Tier(self.store, "menus", 100, self.clock, HERE)
-        self.audience = Audience()
+        self.audience = BusListener()
         self.backplane = Backplane(self.tier, HERE, self.audience, self.clock)
 
     def say(self, kind: str, subject: str = "", sender: str = THERE) -> None:
@@ -227,7 +227,7 @@ async def test_unknown_message(message: bytes, ear: Ear) -> None:
 
 async def test_what_the_server_saw(ear: Ear) -> None:
     """Keys that the server saw change are passed on as they are."""
-    ear.server.inboxes[0].queue.put_nowait(Touched(("a", "b")))
+    ear.server.inboxes[0].queue.put_nowait(KeysChanged(("a", "b")))
 
     await ear.heard("touched ('a', 'b')")
 

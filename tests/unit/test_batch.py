@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from stampede_guard._codecs.codec import NO_FINGERPRINT
-from stampede_guard.stores import LOST_TOGETHER, Crowded, Stored, Verdict
+from stampede_guard._codecs.fingerprint import NO_FINGERPRINT
+from stampede_guard.stores import LOST_TOGETHER, AcquireResult, Stored, StoreOverloaded
 from stampede_guard.stores._envelope import ALONE_AT, begins_alone
 from stampede_guard.stores._redis import pipeline
-from stampede_guard.stores._redis.pipeline import Batches
-from stampede_guard.stores._redis.requests import Look, Parcel, Question
+from stampede_guard.stores._redis.pipeline import Pipeliner
+from stampede_guard.stores._redis.requests import AcquireRequest, CommandRequest, Pipeline
 from stampede_guard.testing import Gate
 
 
@@ -50,15 +50,15 @@ class Node:
             said = await go_on([b"PONG"] * len(said[1]))
 
 
-def make(node: Any, concurrency: int = 1) -> tuple[Batches, list[str]]:
+def make(node: Any, concurrency: int = 1) -> tuple[Pipeliner, list[str]]:
     """Return batches for *node*, and the list of their failures."""
     failures: list[str] = []
-    return Batches(node, concurrency, lambda: failures.append("failed")), failures
+    return Pipeliner(node, concurrency, lambda: failures.append("failed")), failures
 
 
-def ping() -> Question:
+def ping() -> CommandRequest:
     """Return a question."""
-    return Question((bytes, "PING"))
+    return CommandRequest((bytes, "PING"))
 
 
 async def test_error_that_cannot_be_copied() -> None:
@@ -141,7 +141,7 @@ async def test_room(monkeypatch: pytest.MonkeyPatch) -> None:
     await gate.arrivals(1)
 
     was_full = batches.is_full
-    with pytest.raises(Crowded):
+    with pytest.raises(StoreOverloaded):
         await batches.room()
     monkeypatch.setattr(pipeline, "_QUEUE", 60)
     waiting = [asyncio.create_task(batches.room()) for _ in range(2)]
@@ -176,7 +176,7 @@ async def test_nobody_is_told_twice() -> None:
 async def test_question_that_cannot_be_packed() -> None:
     """Whoever travels with it is told, at once; those after them are answered."""
     batches, _ = make(Node())
-    nonsense = Look("\udc80", ("t" * 22, 1, b"", ""), 10, (), 1)
+    nonsense = AcquireRequest("\udc80", ("t" * 22, 1, b"", ""), 10, (), 1)
 
     errors = await asyncio.gather(batches.ask(ping()), batches.ask(nonsense), return_exceptions=True)
 
@@ -226,16 +226,16 @@ async def test_question_that_comes_too_late() -> None:
 @pytest.mark.parametrize("head", [b"", bytes(ALONE_AT) + begins_alone(NO_FINGERPRINT)])
 async def test_look_that_was_given_up_after_it_was_sent(head: bytes) -> None:
     """A value for a request that was given up counts as a hit all the same, and the other requests get theirs."""
-    looks = [Look(f"menu-{number}", ("t" * 22, 1, b"", ""), 100, (), 1) for number in range(2)]
+    looks = [AcquireRequest(f"menu-{number}", ("t" * 22, 1, b"", ""), 100, (), 1) for number in range(2)]
     for look in looks:
         look.answer = asyncio.get_running_loop().create_future()
-    parcel = Parcel(looks, is_hit_likely=True)
+    parcel = Pipeline(looks, is_hit_likely=True)
     left, waiting = (look.answer for look in looks)
     assert isinstance(left, asyncio.Future)
     left.cancel()
 
     assert [] == parcel.open([7_000, head + b"soup", 8_000, head + b"salad"])
-    assert (Verdict("hit", Stored(head + b"salad", 8.0)), 2, 2) == (waiting.result(), parcel.looks, parcel.hits)
+    assert (AcquireResult("hit", Stored(head + b"salad", 8.0)), 2, 2) == (waiting.result(), parcel.looks, parcel.hits)
 
 
 async def test_who_is_told_is_told_once_and_later() -> None:
@@ -243,7 +243,7 @@ async def test_who_is_told_is_told_once_and_later() -> None:
     node = Node()
     batches, _ = make(node)
     told: list[str] = []
-    look = Look("menu-7", ("", 1, b"", ""), 10, (), 1)
+    look = AcquireRequest("menu-7", ("", 1, b"", ""), 10, (), 1)
 
     def note() -> None:
         told.append(look.token)
@@ -263,7 +263,7 @@ async def test_who_is_told_that_there_is_no_answer() -> None:
     """That comes as it does to others: each has an exception of their own, and it is raised when they look."""
     batches, _ = make(Node(error=ConnectionError("cut")))
     told: list[int] = []
-    looks = [Look(f"menu-{number}", ("", 1, b"", ""), 10, (), 1) for number in range(2)]
+    looks = [AcquireRequest(f"menu-{number}", ("", 1, b"", ""), 10, (), 1) for number in range(2)]
     begun = [batches.tell(look, partial(told.append, number)) for number, look in enumerate(looks)]
     async with asyncio.timeout(10):
         while len(told) < 2:
@@ -290,7 +290,7 @@ async def test_who_is_told_that_there_will_be_none(is_sent: bool) -> None:  # no
     gate = Gate()
     batches, failures = make(Node(gate))
     told: list[int] = []
-    looks = [Look(f"menu-{number}", ("", 1, b"", ""), 10, (), 1) for number in range(2)]
+    looks = [AcquireRequest(f"menu-{number}", ("", 1, b"", ""), 10, (), 1) for number in range(2)]
     begun = [batches.tell(look, partial(told.append, number)) for number, look in enumerate(looks)]
     if is_sent:
         await gate.arrivals(1)
@@ -308,7 +308,7 @@ def test_loop_that_is_closed_over_a_batch() -> None:
     async def begin() -> asyncio.Task[None]:
         gate = Gate()
         batches, _ = make(Node(gate))
-        batches.tell(Look("menu-7", ("", 1, b"", ""), 10, (), 1), lambda: told.append("told"))
+        batches.tell(AcquireRequest("menu-7", ("", 1, b"", ""), 10, (), 1), lambda: told.append("told"))
         await gate.arrivals(1)
         (task,) = batches._under_way
         return task

@@ -41,29 +41,29 @@ def clock() -> ManualClock:
 
 
 @pytest.fixture
-async def era(form: ModuleType, clock: ManualClock) -> Any:
-    """Return the era of a memory of the running loop."""
-    return form.Era(clock, ref(asyncio.get_running_loop()))
+async def validity(form: ModuleType, clock: ManualClock) -> Any:
+    """Return the validity of a memory of the running loop."""
+    return form.Validity(clock, ref(asyncio.get_running_loop()))
 
 
 @pytest.fixture
 def tally(form: ModuleType) -> Any:
     """Return where hits are counted."""
-    return form.Tally()
+    return form.HitCounter()
 
 
 @pytest.fixture
-def front(form: ModuleType, tally: Any, era: Any) -> Any:
-    """Return a front with room for three calls, which answers from the era."""
-    front = form.Front(tally, 3)
-    front.serve(era)
+def front(form: ModuleType, tally: Any, validity: Any) -> Any:
+    """Return a front with room for three calls, which answers from the validity."""
+    front = form.ArgumentCache(tally, 3)
+    front.serve(validity)
     return front
 
 
 @pytest.fixture
 def soup(form: ModuleType, clock: ManualClock) -> Any:
     """Return soup that is fresh for five seconds."""
-    return form.Held("soup", clock() + 5)
+    return form.Slot("soup", clock() + 5)
 
 
 def test_both_forms_have_the_same_names() -> None:
@@ -71,7 +71,7 @@ def test_both_forms_have_the_same_names() -> None:
     kinds = [name for name in pure.__all__ if name != "MISS"]
 
     assert kinds == [getattr(chosen, name).__name__ for name in kinds]
-    assert chosen.is_compiled is (chosen.Front is not pure.Front)
+    assert chosen.is_compiled is (chosen.ArgumentCache is not pure.ArgumentCache)
 
 
 @pytest.mark.parametrize("args", [(7,), ("en",), (None,), (), (7, "en"), (7, "en", None), (-(10**30),)])
@@ -79,7 +79,7 @@ async def test_answers_a_call_that_it_knows(form: ModuleType, front: Any, tally:
     """Arguments of the plain kinds lead to what is held; it is counted, and marked as used."""
     before = (front(*args), soup.used, tally.l1_hits)
 
-    front.note(args, soup, front.era)
+    front.note(args, soup, front.validity)
     after = (front(*args), front(*args), soup.used, tally.l1_hits)
 
     assert (form.MISS, False, 0) == before
@@ -91,9 +91,9 @@ async def test_answers_a_call_that_it_knows(form: ModuleType, front: Any, tally:
 )
 async def test_other_arguments_are_not_its_business(form: ModuleType, front: Any, soup: Any, args: Any) -> None:
     """What could be equal to something else, or change, is neither noted nor looked up."""
-    front.note((7,), soup, front.era)
-    front.note((7, 1), soup, front.era)
-    front.note(args, soup, front.era)
+    front.note((7,), soup, front.validity)
+    front.note((7, 1), soup, front.validity)
+    front.note(args, soup, front.validity)
 
     assert form.MISS is front(*args)
     assert 2 == len(front)
@@ -101,7 +101,7 @@ async def test_other_arguments_are_not_its_business(form: ModuleType, front: Any
 
 async def test_one_and_true_are_two(form: ModuleType, front: Any, soup: Any) -> None:
     """`1`, `1.0` and `True` are equal, and different arguments; so are one argument and a tuple of it."""
-    front.note((1,), soup, front.era)
+    front.note((1,), soup, front.validity)
 
     assert [form.MISS] * 4 == [front(True), front(1.0), front("1"), front(1, None)]  # noqa: FBT003  # that is the point
 
@@ -109,14 +109,14 @@ async def test_one_and_true_are_two(form: ModuleType, front: Any, soup: Any) -> 
 @pytest.mark.parametrize("value", [None, False, 0, "", ()])
 async def test_any_value_is_an_answer(form: ModuleType, front: Any, clock: ManualClock, value: object) -> None:
     """Nothing that a loader returns is taken for a miss."""
-    front.note((7,), form.Held(value, clock() + 5), front.era)
+    front.note((7,), form.Slot(value, clock() + 5), front.validity)
 
     assert value == front(7)
 
 
 async def test_not_beyond_its_freshness(form: ModuleType, front: Any, soup: Any, clock: ManualClock) -> None:
     """From the instant at which an entry stops being fresh, memory has to decide."""
-    front.note((7,), soup, front.era)
+    front.note((7,), soup, front.validity)
 
     clock.advance(4.999)
     before = front(7)
@@ -126,10 +126,10 @@ async def test_not_beyond_its_freshness(form: ModuleType, front: Any, soup: Any,
     assert form.MISS is front(7)
 
 
-async def test_not_beyond_trust(form: ModuleType, front: Any, soup: Any, era: Any, clock: ManualClock) -> None:
+async def test_not_beyond_trust(form: ModuleType, front: Any, soup: Any, validity: Any, clock: ManualClock) -> None:
     """Nor does it answer when an invalidation may have been missed."""
-    front.note((7,), soup, front.era)
-    era.trusted_until = clock() + 1
+    front.note((7,), soup, front.validity)
+    validity.trusted_until = clock() + 1
 
     before = front(7)
     clock.advance(1)
@@ -140,7 +140,7 @@ async def test_not_beyond_trust(form: ModuleType, front: Any, soup: Any, era: An
 
 async def test_not_what_is_dead(form: ModuleType, front: Any, soup: Any) -> None:
     """An entry that memory let go of is no answer, and keeps nothing alive."""
-    front.note((7,), soup, front.era)
+    front.note((7,), soup, front.validity)
 
     soup.kill()
 
@@ -148,14 +148,14 @@ async def test_not_what_is_dead(form: ModuleType, front: Any, soup: Any) -> None
     assert (None, float("-inf")) == (soup.value, soup.fresh_until)
 
 
-async def test_dropped(form: ModuleType, front: Any, soup: Any, era: Any) -> None:
+async def test_dropped(form: ModuleType, front: Any, soup: Any, validity: Any) -> None:
     """A front that was dropped knows nothing, until it serves again."""
-    front.note((7,), soup, front.era)
+    front.note((7,), soup, front.validity)
 
     front.drop()
-    dropped = (front.era, len(front), front(7))
-    front.serve(era)
-    front.note((7,), soup, front.era)
+    dropped = (front.validity, len(front), front(7))
+    front.serve(validity)
+    front.note((7,), soup, front.validity)
 
     assert (None, 0, form.MISS) == dropped
     assert "soup" == front(7)
@@ -164,10 +164,10 @@ async def test_dropped(form: ModuleType, front: Any, soup: Any, era: Any) -> Non
 async def test_never_more_than_there_is_room_for(form: ModuleType, front: Any, soup: Any) -> None:
     """When its room is used up, all is forgotten."""
     for number in range(3):
-        front.note((number,), soup, front.era)
+        front.note((number,), soup, front.validity)
     full = [front(number) for number in range(3)]
 
-    front.note((3,), soup, front.era)
+    front.note((3,), soup, front.validity)
 
     assert ["soup"] * 3 == full
     assert [form.MISS] * 3 + ["soup"] == [front(number) for number in range(4)]
@@ -176,27 +176,27 @@ async def test_never_more_than_there_is_room_for(form: ModuleType, front: Any, s
 def test_held_knows_its_generation(form: ModuleType) -> None:
     """What is held tells whose it is, also when it is dead."""
     generation = object()
-    held = form.Held("soup", 5.0, generation)
+    held = form.Slot("soup", 5.0, generation)
     held.kill()
 
     assert generation is held.generation
-    assert form.Held("soup", 5.0).generation is None
+    assert form.Slot("soup", 5.0).generation is None
 
 
 def test_silent_in_another_loop(form: ModuleType, tally: Any, clock: ManualClock) -> None:
-    """It answers in the loop of its era, not in another, and not outside of any."""
-    held = form.Held("soup", clock() + 5)
-    front = form.Front(tally, 3)
+    """It answers in the loop of its validity, not in another, and not outside of any."""
+    held = form.Slot("soup", clock() + 5)
+    front = form.ArgumentCache(tally, 3)
 
     async def look() -> Any:
         return front(7)
 
     with asyncio.Runner() as mine, asyncio.Runner() as other:
-        front.serve(form.Era(clock, ref(mine.get_loop())))
-        front.note((7,), held, front.era)
+        front.serve(form.Validity(clock, ref(mine.get_loop())))
+        front.note((7,), held, front.validity)
         answers = [mine.run(look()), other.run(look()), front(7), mine.run(look())]
-        front.serve(form.Era(clock, None))
-        front.note((7,), held, front.era)
+        front.serve(form.Validity(clock, None))
+        front.note((7,), held, front.validity)
         answers.append(mine.run(look()))
 
     assert ["soup", form.MISS, form.MISS, "soup", form.MISS] == answers
@@ -204,9 +204,9 @@ def test_silent_in_another_loop(form: ModuleType, tally: Any, clock: ManualClock
 
 async def test_real_time(form: ModuleType, front: Any) -> None:
     """By the real clock, what is fresh for long is answered, and what is not fresh any more is not."""
-    front.serve(form.Era(time.monotonic, ref(asyncio.get_running_loop())))
-    front.note((1,), form.Held("soup", time.monotonic() + 60), front.era)
-    front.note((2,), form.Held("salad", time.monotonic()), front.era)
+    front.serve(form.Validity(time.monotonic, ref(asyncio.get_running_loop())))
+    front.note((1,), form.Slot("soup", time.monotonic() + 60), front.validity)
+    front.note((2,), form.Slot("salad", time.monotonic()), front.validity)
 
     assert ("soup", form.MISS) == (front(1), front(2))
 
@@ -217,24 +217,24 @@ async def test_clock_that_fails(form: ModuleType, tally: Any, soup: Any) -> None
     def broken() -> float:
         raise OSError
 
-    front = form.Front(tally, 3)
-    front.serve(form.Era(broken, ref(asyncio.get_running_loop())))
-    front.note((7,), soup, front.era)
+    front = form.ArgumentCache(tally, 3)
+    front.serve(form.Validity(broken, ref(asyncio.get_running_loop())))
+    front.note((7,), soup, front.validity)
 
     with pytest.raises(OSError):  # noqa: PT011  # it has no text
         front(7)
 
 
-async def test_no_cycle_is_left(form: ModuleType, tally: Any, era: Any, clock: ManualClock) -> None:
+async def test_no_cycle_is_left(form: ModuleType, tally: Any, validity: Any, clock: ManualClock) -> None:
     """Values that lead back to their front are found by the garbage collector."""
 
     class Menu:
         pass
 
     menu = Menu()
-    front = form.Front(tally, 3)
-    front.serve(era)
-    front.note((7,), form.Held(menu, clock() + 5), front.era)
+    front = form.ArgumentCache(tally, 3)
+    front.serve(validity)
+    front.note((7,), form.Slot(menu, clock() + 5), front.validity)
     menu.front = front  # type: ignore[attr-defined]
     gone = ref(menu)
 
@@ -246,7 +246,7 @@ async def test_no_cycle_is_left(form: ModuleType, tally: Any, era: Any, clock: M
 
 async def test_not_what_another_era_holds(form: ModuleType, front: Any, soup: Any, clock: ManualClock) -> None:
     """What is held by the memory of another loop, whose thread lost the race for the front, is not noted."""
-    other = form.Era(clock, ref(asyncio.get_running_loop()))
+    other = form.Validity(clock, ref(asyncio.get_running_loop()))
 
     front.note((7,), soup, other)
     noted = len(front)
@@ -257,22 +257,22 @@ async def test_not_what_another_era_holds(form: ModuleType, front: Any, soup: An
 
 
 async def test_no_answer_of_the_era_before(form: ModuleType, front: Any, clock: ManualClock) -> None:
-    """What is noted while the values of an era that is over are let go of does not survive it."""
-    soup, before = form.Held("soup", clock() + 5), front.era
+    """What is noted while the values of an validity that is over are let go of does not survive it."""
+    soup, before = form.Slot("soup", clock() + 5), front.validity
 
     class Menu:
         def __del__(self) -> None:
             front.note((9,), soup, before)
 
-    front.note((7,), form.Held(Menu(), clock() + 5), before)
-    front.serve(form.Era(clock, ref(asyncio.get_running_loop())))
+    front.note((7,), form.Slot(Menu(), clock() + 5), before)
+    front.serve(form.Validity(clock, ref(asyncio.get_running_loop())))
 
     assert form.MISS is front(9)
 
 
 async def test_clock_that_ends_the_era(form: ModuleType, tally: Any) -> None:
-    """A look whose clock has the front forget its era, which nothing else keeps alive, ends well."""
-    front = form.Front(tally, 3)
+    """A look whose clock has the front forget its validity, which nothing else keeps alive, ends well."""
+    front = form.ArgumentCache(tally, 3)
 
     class Clock:
         def __call__(self) -> float:
@@ -280,8 +280,8 @@ async def test_clock_that_ends_the_era(form: ModuleType, tally: Any) -> None:
             gc.collect()
             return 1.0
 
-    front.serve(form.Era(Clock(), ref(asyncio.get_running_loop())))
-    front.note((7,), form.Held("soup", 5.0), front.era)
+    front.serve(form.Validity(Clock(), ref(asyncio.get_running_loop())))
+    front.note((7,), form.Slot("soup", 5.0), front.validity)
 
     assert "soup" == front(7)
     assert form.MISS is front(7)
@@ -321,8 +321,8 @@ async def test_entry_is_dead_before_its_value_is(form: ModuleType, front: Any, c
     """A destructor that looks at the entry it was held by, through the front or not, finds it dead."""
     seen: list[Any] = []
     held: list[Any] = []
-    held.append(form.Held(Ending(lambda: seen.append((held[0].fresh_until, held[0].value, front(7)))), clock() + 5))
-    front.note((7,), held[0], front.era)
+    held.append(form.Slot(Ending(lambda: seen.append((held[0].fresh_until, held[0].value, front(7)))), clock() + 5))
+    front.note((7,), held[0], front.validity)
 
     held[0].kill()
 
@@ -332,15 +332,15 @@ async def test_entry_is_dead_before_its_value_is(form: ModuleType, front: Any, c
 async def test_look_whose_key_sets_off_a_collection(
     form: ModuleType, front: Any, clock: ManualClock, bursting: Callable[[Callable[[], object]], None]
 ) -> None:
-    """A front that gets another era while it makes a key, by a destructor, still answers from one that is there."""
+    """A cache that gets another validity while it makes a key, by a destructor, still answers from a living one."""
     args, loop = tuple(range(30)), ref(asyncio.get_running_loop())  # a tuple so long is always allocated anew
-    salad = form.Held("salad", clock() + 5)
-    front.serve(form.Era(clock, loop))
-    front.note(args, form.Held("soup", clock() + 5), front.era)
+    salad = form.Slot("salad", clock() + 5)
+    front.serve(form.Validity(clock, loop))
+    front.note(args, form.Slot("soup", clock() + 5), front.validity)
 
     def change() -> None:
-        front.serve(form.Era(clock, loop))
-        front.note(args, salad, front.era)
+        front.serve(form.Validity(clock, loop))
+        front.note(args, salad, front.validity)
 
     bursting(change)
     answer = front(*args)
@@ -351,31 +351,31 @@ async def test_look_whose_key_sets_off_a_collection(
 
 
 async def test_note_whose_room_is_made_by_a_destructor(form: ModuleType, front: Any, clock: ManualClock) -> None:
-    """Where forgetting the old answers has another era served, the new answer, which is not from that, is not noted."""
-    soup, era = form.Held("soup", clock() + 5), front.era
-    other = form.Era(clock, ref(asyncio.get_running_loop()))
+    """An answer is not noted if forgetting the old ones has brought another validity, which it is not from."""
+    soup, validity = form.Slot("soup", clock() + 5), front.validity
+    other = form.Validity(clock, ref(asyncio.get_running_loop()))
     for number in range(3):
-        front.note((number,), form.Held(Ending(lambda: front.serve(other)), clock() + 5), era)
+        front.note((number,), form.Slot(Ending(lambda: front.serve(other)), clock() + 5), validity)
 
-    front.note((7,), soup, era)
+    front.note((7,), soup, validity)
 
-    assert other is front.era
+    assert other is front.validity
     assert (form.MISS, 0) == (front(7), len(front))
 
 
 async def test_drop_whose_values_have_it_serve_again(form: ModuleType, front: Any, clock: ManualClock) -> None:
-    """What a destructor notes while the front is dropped belongs to the era that it has the front serve."""
-    soup = form.Held("soup", clock() + 5)
-    other = form.Era(clock, ref(asyncio.get_running_loop()))
+    """What a destructor notes while the front is dropped belongs to the validity that it has the front serve."""
+    soup = form.Slot("soup", clock() + 5)
+    other = form.Validity(clock, ref(asyncio.get_running_loop()))
 
     def serve_again() -> None:
         front.serve(other)
         front.note((9,), soup, other)
 
-    front.note((7,), form.Held(Ending(serve_again), clock() + 5), front.era)
+    front.note((7,), form.Slot(Ending(serve_again), clock() + 5), front.validity)
     front.drop()
 
-    assert (other, "soup", form.MISS) == (front.era, front(9), front(7))
+    assert (other, "soup", form.MISS) == (front.validity, front(9), front(7))
 
 
 async def test_clock_of_a_loop_that_does_not_run_is_not_asked(form: ModuleType, tally: Any, soup: Any) -> None:
@@ -387,9 +387,9 @@ async def test_clock_of_a_loop_that_does_not_run_is_not_asked(form: ModuleType, 
             asked.append(None)
             raise OSError
 
-    front = form.Front(tally, 3)
-    front.serve(form.Era(Clock(), None))
-    front.note((7,), soup, front.era)
+    front = form.ArgumentCache(tally, 3)
+    front.serve(form.Validity(Clock(), None))
+    front.note((7,), soup, front.validity)
 
     assert form.MISS is front(7)
     assert [] == asked
@@ -399,12 +399,12 @@ async def test_keywords_are_refused(form: ModuleType, front: Any, tally: Any) ->
     """The compiled form takes what the reference takes, by position alone."""
     calls = (
         lambda: front(7, menu_id=7),
-        lambda: form.Held(value=7, fresh_until=1.0),
-        lambda: form.Era(time.monotonic, loop=None),
-        lambda: form.Front(tally, room=3),
-        lambda: form.Era(time.monotonic),
-        lambda: form.Front(tally),
-        lambda: form.Held("soup"),
+        lambda: form.Slot(value=7, fresh_until=1.0),
+        lambda: form.Validity(time.monotonic, loop=None),
+        lambda: form.ArgumentCache(tally, room=3),
+        lambda: form.Validity(time.monotonic),
+        lambda: form.ArgumentCache(tally),
+        lambda: form.Slot("soup"),
     )
 
     for call in calls:
@@ -414,10 +414,10 @@ async def test_keywords_are_refused(form: ModuleType, front: Any, tally: Any) ->
 
 def test_values_within_values_are_let_go(form: ModuleType) -> None:
     """A chain of entries, or of callees, is let go of however long it is."""
-    held, callee = form.Held(None, 0.0), form.Callee()
+    held, callee = form.Slot(None, 0.0), form.FunctionProxy()
     for _ in range(50_000):
-        held = form.Held(held, 0.0)
-        outer = form.Callee()
+        held = form.Slot(held, 0.0)
+        outer = form.FunctionProxy()
         outer._call = callee
         callee = outer
     gone = ref(Ending(bool))
@@ -430,7 +430,7 @@ def test_values_within_values_are_let_go(form: ModuleType) -> None:
 
 def test_callee_that_calls_itself(form: ModuleType) -> None:
     """A circle of callees is a `RecursionError`, as any other."""
-    callee = form.Callee()
+    callee = form.FunctionProxy()
     callee._call = callee
 
     with pytest.raises(RecursionError):
@@ -440,7 +440,7 @@ def test_callee_that_calls_itself(form: ModuleType) -> None:
 
 def test_callee_whose_function_is_replaced_while_it_runs(form: ModuleType) -> None:
     """What is being called stays, although another takes its place meanwhile."""
-    callee = form.Callee()
+    callee = form.FunctionProxy()
 
     class Replacing:
         def __init__(self) -> None:
@@ -459,7 +459,7 @@ def test_callee_whose_function_is_replaced_while_it_runs(form: ModuleType) -> No
 def test_bound_anew(form: ModuleType) -> None:
     """A bound one that is bound again has the new receiver in place of the old; bound to `None` it is free."""
 
-    class Named(form.Callee):  # type: ignore[name-defined,misc]
+    class Named(form.FunctionProxy):  # type: ignore[name-defined,misc]
         pass
 
     named = Named()
@@ -489,7 +489,7 @@ async def test_compiled_form_under_constant_collection() -> None:
 def test_callee_whose_class_says_how_it_is_called(form: ModuleType) -> None:
     """A class that is derived from it and has a call of its own is called that way."""
 
-    class Shouting(form.Callee):  # type: ignore[name-defined,misc]
+    class Shouting(form.FunctionProxy):  # type: ignore[name-defined,misc]
         def __call__(self, text: str) -> str:
             return text.upper()
 
@@ -502,7 +502,7 @@ def test_callee_whose_class_says_how_it_is_called(form: ModuleType) -> None:
 def test_callee_is_called_like_its_function(form: ModuleType) -> None:
     """Arguments and errors pass, in a class that is derived from it too; what holds no function says so."""
 
-    class Named(form.Callee):  # type: ignore[name-defined,misc]
+    class Named(form.FunctionProxy):  # type: ignore[name-defined,misc]
         pass
 
     def function(*args: Any, **kwargs: Any) -> Any:
@@ -520,7 +520,7 @@ def test_callee_is_called_like_its_function(form: ModuleType) -> None:
 def test_callee_binds_like_its_function(form: ModuleType) -> None:
     """Taken from an instance it has that as its first argument, shares its attributes, and stays bound."""
 
-    class Named(form.Callee):  # type: ignore[name-defined,misc]
+    class Named(form.FunctionProxy):  # type: ignore[name-defined,misc]
         pass
 
     def function(*args: Any) -> Any:
@@ -580,10 +580,10 @@ def fronts(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     module = import_module("stampede_guard._decorators.coalesce")
 
     def make(*args: Any) -> Any:
-        made.append(chosen.Front(*args))
+        made.append(chosen.ArgumentCache(*args))
         return made[-1]
 
-    monkeypatch.setattr(module, "Front", make)
+    monkeypatch.setattr(module, "ArgumentCache", make)
     return made
 
 

@@ -53,10 +53,10 @@ def fronts(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     made: list[Any] = []
 
     def make(*args: Any) -> Any:
-        made.append(chosen.Front(*args))
+        made.append(chosen.ArgumentCache(*args))
         return made[-1]
 
-    monkeypatch.setattr(import_module("stampede_guard._decorators.coalesce"), "Front", make)
+    monkeypatch.setattr(import_module("stampede_guard._decorators.coalesce"), "ArgumentCache", make)
     return made
 
 

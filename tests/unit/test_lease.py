@@ -9,7 +9,7 @@ from stampede_guard._l2.lease import Found, Lease
 from stampede_guard._l2.messages import Message, woken
 from stampede_guard._l2.tier import Tier
 from stampede_guard._stats import Counters
-from stampede_guard.stores import Crowded, Refused, Stored, Verdict
+from stampede_guard.stores import AcquireResult, Refused, Stored, StoreOverloaded
 from stampede_guard.stores._envelope import seal
 from stampede_guard.testing import Gate, ManualClock
 
@@ -157,7 +157,7 @@ async def test_refresh_takes_the_right_to_load(here: Process, there: Process, se
     server.values.clear()
     theirs = await there.owned()
     mine = here.lease()
-    await mine.seize()
+    await mine.take_over()
     seized = mine.is_owned
     outcomes = await fill(theirs, b"late"), await fill(mine, b"new")
 
@@ -171,11 +171,11 @@ async def test_blind(here: Process) -> None:
     here.store.error = TimeoutError()
     asking, seizing = here.lease(), here.lease()
     answer = await asking.ask(as_it_is)
-    await seizing.seize()
+    await seizing.take_over()
     kept = [await fill(asking), await fill(seizing, version=7)]
 
     assert ("blind", [True, True]) == (answer, kept)
-    assert [(True, False)] * 2 == [(lease.is_blind, lease.is_owned) for lease in (asking, seizing)]
+    assert [(True, False)] * 2 == [(lease.is_store_unavailable, lease.is_owned) for lease in (asking, seizing)]
     assert ["acquire"] * 2 == [what for what in here.store.asked if what != "release"]
 
 
@@ -193,7 +193,7 @@ async def test_values_that_will_not_do_have_an_end(
     """A store that has another value that will not do each time is given up after some."""
     acquire = here.store.acquire
 
-    async def another(*args: Any) -> Verdict:
+    async def another(*args: Any) -> AcquireResult:
         server.values[KEY] = seal("menus:menu-8", b"salad", f"{len(here.store.asked):022}"), server.clock() + 60
         return await acquire(*args)
 
@@ -207,7 +207,7 @@ async def test_request_that_was_lost(here: Process, server: Server, monkeypatch:
     """What was lost with its connection is asked for once more, as another flight that inherits from the first."""
     acquire, tokens = here.store.acquire, []
 
-    async def lost(*args: Any) -> Verdict:
+    async def lost(*args: Any) -> AcquireResult:
         tokens.append(args[2])
         verdict = await acquire(*args)
         if len(tokens) == 1:
@@ -224,7 +224,7 @@ async def test_request_that_was_lost(here: Process, server: Server, monkeypatch:
 
 @pytest.mark.parametrize(
     ("error", "times"),
-    [(ConnectionResetError(), 2), (TimeoutError(), 1), (Refused("LOADING"), 1), (Crowded(), 1)],
+    [(ConnectionResetError(), 2), (TimeoutError(), 1), (Refused("LOADING"), 1), (StoreOverloaded(), 1)],
     ids=repr,
 )
 async def test_requests_that_are_not_repeated(error: Exception, times: int, here: Process) -> None:
@@ -242,16 +242,16 @@ async def test_answer_that_came_too_late(
     """A right that was given after the deadline is given back: its flight does not know of it."""
     acquire = here.store.acquire
 
-    async def late(*args: Any) -> Verdict:
+    async def late(*args: Any) -> AcquireResult:
         await acquire(*args)
         raise TimeoutError
 
     monkeypatch.setattr(here.store, "acquire", late)
     lease = here.lease()
-    await (lease.seize() if how == "seizes" else lease.ask(as_it_is))
+    await (lease.take_over() if how == "seizes" else lease.ask(as_it_is))
     await eventually(lambda: not server.leases)
 
-    assert (True, ["acquire", "release"]) == (lease.is_blind, here.store.asked)
+    assert (True, ["acquire", "release"]) == (lease.is_store_unavailable, here.store.asked)
 
 
 # Fences
@@ -289,16 +289,16 @@ async def test_fill_that_the_store_does_not_answer(here: Process) -> None:
     here.store.error = OSError("down")
 
     assert await fill(lease)
-    assert (True, True) == (lease.is_owned, lease.is_blind)
+    assert (True, True) == (lease.is_owned, lease.is_store_unavailable)
 
 
-@pytest.mark.parametrize(("version", "is_blind"), [(None, False), (7, True)])
-async def test_value_that_is_too_large(version: int | None, is_blind: bool, here: Process) -> None:  # noqa: FBT001
+@pytest.mark.parametrize(("version", "is_store_unavailable"), [(None, False), (7, True)])
+async def test_value_that_is_too_large(version: int | None, is_store_unavailable: bool, here: Process) -> None:  # noqa: FBT001
     """What is not stored is remembered; if it has a version, which nobody compared, not for long."""
     lease = await here.owned()
 
     assert await fill(lease, bytes(101), version)
-    assert (is_blind, ["acquire"]) == (lease.is_blind, here.store.asked)
+    assert (is_store_unavailable, ["acquire"]) == (lease.is_store_unavailable, here.store.asked)
 
 
 @pytest.mark.parametrize(
@@ -430,7 +430,7 @@ def beside(here: Process) -> Process:
 
 async def test_replica_answers(beside: Process) -> None:
     """A good replica's value is the answer; the primary is not asked."""
-    beside.store.replica = Verdict("hit", Stored(seal("menus:menu-7", b"soup", THERE), 50))
+    beside.store.replica = AcquireResult("hit", Stored(seal("menus:menu-7", b"soup", THERE), 50))
 
     assert Found(b"soup", b"soup", 50) == await beside.lease().ask(as_it_is)
     assert ["glance"] == beside.store.asked
@@ -438,7 +438,7 @@ async def test_replica_answers(beside: Process) -> None:
 
 @pytest.mark.parametrize(
     "replica",
-    [None, OSError("down"), Verdict("hit", Stored(b"garbage", 50))],
+    [None, OSError("down"), AcquireResult("hit", Stored(b"garbage", 50))],
     ids=["no value", "broken", "garbage"],
 )
 async def test_replica_that_has_no_answer(replica: Any, beside: Process) -> None:
@@ -455,7 +455,7 @@ async def test_value_that_will_not_do_as_a_replica_has_it(beside: Process, serve
     """What a replica has with old marks may be good as the primary has it."""
     await fill(await beside.owned("soups"))
     envelope, _ = server.values[KEY]
-    beside.store.replica = Verdict("hit", Stored(envelope, 50), marks=(b"not yet new", b"not yet new"))
+    beside.store.replica = AcquireResult("hit", Stored(envelope, 50), marks=(b"not yet new", b"not yet new"))
 
     assert Found(b"soup", b"soup", 60) == await beside.lease("soups").ask(as_it_is)
 
@@ -484,9 +484,9 @@ async def test_replica_is_not_asked_for_what_was_invalidated_lately(what: str, b
 async def test_replica_is_not_asked_for_what_was_stored_lately(beside: Process, server: Server) -> None:
     """For some seconds a replica may have the value that a fill has replaced; another process's is as good as ever."""
     lease = beside.lease()
-    await lease.seize()
+    await lease.take_over()
     await fill(lease, b"new")
-    beside.store.replica = Verdict("hit", Stored(seal("menus:menu-7", b"old", THERE), 50))
+    beside.store.replica = AcquireResult("hit", Stored(seal("menus:menu-7", b"old", THERE), 50))
     at_once = await beside.lease().ask(as_it_is)
     server.clock.advance(5)
 

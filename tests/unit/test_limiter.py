@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from stampede_guard import LoadTimeout, Scoreboard
-from stampede_guard._flights.limiter import Limiter, Limits
+from stampede_guard._flights.limiter import Limiter, Limiters
 from stampede_guard._flights.scoreboard import Flight
 from stampede_guard._operations.options import OnAbandon
 from stampede_guard._stats import Counters
@@ -22,7 +22,7 @@ class Kitchen:
     """A scoreboard whose loads need slots, as a guard's do."""
 
     def __init__(self, max_loads: int | None = 1) -> None:
-        self.limits = Limits(max_loads)
+        self.limits = Limiters(max_loads)
         self.board = Scoreboard()
         self.began: list[str] = []  # loads, in the order in which they began
 
@@ -524,7 +524,7 @@ async def test_let_out_of_the_second_queue_gives_back_the_first(pause: Pause) ->
 
 async def test_no_limit_is_no_limiter() -> None:
     """Where nothing limits a load there is nothing to enter; the limiter of a name and number is the same one."""
-    limits, limited = Limits(), Limits(3)
+    limits, limited = Limiters(), Limiters(3)
     in_use = limits.of("menus", 2)
 
     assert limits.of("menus", None) is None
@@ -536,7 +536,7 @@ async def test_no_limit_is_no_limiter() -> None:
 
 async def test_idle_limiter_takes_no_room() -> None:
     """A limiter that no load has a slot of, or queues for, is not kept: names may be made of values."""
-    limits = Limits(3)
+    limits = Limiters(3)
     for number in range(100):
         limits.of(f"menus-{number}", 2)
 

@@ -15,11 +15,11 @@ from stored import fingerprint_for
 from stampede_guard import Guard, LoadCancelled, RecursiveLoad, Scoreboard, coalesce, coalesce_many
 from stampede_guard._bus import backplane as backplane_module
 from stampede_guard._flights.scoreboard import Flight
-from stampede_guard._l2.access import Asking
+from stampede_guard._l2.access import StoreAccess
 from stampede_guard._l2.tier import Tier
-from stampede_guard._loops import Site
+from stampede_guard._loops import LoopState
 from stampede_guard._stats import Counters, Stats
-from stampede_guard.stores import Begun, Crowded, Refused, Verdict
+from stampede_guard.stores import AcquireResult, PendingAcquire, Refused, StoreOverloaded
 from stampede_guard.stores._breaker import Breaker
 from stampede_guard.stores._envelope import seal
 from stampede_guard.testing import FaultStore, Gate, ManualClock
@@ -49,7 +49,7 @@ class Store(LeasingDouble):
         self.after: Callable[[], object] = int
         self.later: Gate | None = None
 
-    def begin(self, *args: Any) -> Begun | None:
+    def begin(self, *args: Any) -> PendingAcquire | None:
         *rest, on_answer = args
 
         def answered() -> None:
@@ -60,7 +60,7 @@ class Store(LeasingDouble):
         self.looks += begun is not None
         return begun
 
-    async def acquire(self, *args: Any) -> Verdict:
+    async def acquire(self, *args: Any) -> AcquireResult:
         verdict = await super().acquire(*args)
         if self.later is not None:
             await self.later.passage()
@@ -116,7 +116,7 @@ class Process:
         return call
 
     @property
-    def site(self) -> Site:
+    def site(self) -> LoopState:
         """What the guard has in this loop."""
         return self.guard._site()
 
@@ -443,7 +443,7 @@ async def test_flight_that_cannot_look(why: str, process: Process, monkeypatch: 
     elif why == "an open breaker":
         process.breaker.trip("a test")
     else:
-        process.tier.asking = Asking("Leasing", 0, process.clock)
+        process.tier.asking = StoreAccess("Leasing", 0, process.clock)
         process.tier.asking._slots.release()
     gate = process.store.gate = process.gate = Gate()
     call = process.ask()
@@ -469,7 +469,7 @@ async def test_flight_whose_op_awaits_its_invalidation(process: Process) -> None
 
 async def test_questions_that_are_begun_are_bounded() -> None:
     """No more are begun than may ask at once, for each store; who is over gives way to another."""
-    asking = Asking("Leasing", 2, ManualClock())
+    asking = StoreAccess("Leasing", 2, ManualClock())
     first, second = asking.begin("Redis"), asking.begin("Redis")
 
     assert first is second is asking.breaker("Redis")
@@ -506,7 +506,7 @@ class Outcome:
         (ConnectionResetError(), ["acquire", "acquire"], (1, 0)),
         (AttributeError("a driver's bug"), ["acquire", "acquire"], (1, 0)),
         (Refused("LOADING"), ["acquire"], (1, 0)),
-        (Crowded(), ["acquire"], (0, 1)),
+        (StoreOverloaded(), ["acquire"], (0, 1)),
     ],
     ids=repr,
 )
@@ -535,7 +535,7 @@ async def test_request_that_was_lost_is_repeated_under_another_token(process: Pr
     tokens: list[str] = []
     acquire = process.store.acquire
 
-    async def lost(*args: Any) -> Verdict:
+    async def lost(*args: Any) -> AcquireResult:
         tokens.append(args[2])
         verdict = await acquire(*args)
         if len(tokens) == 1:
@@ -635,7 +635,7 @@ async def test_error_that_comes_when_everybody_has_left(process: Process) -> Non
     gate = Gate()
     acquire = process.store.acquire
 
-    async def lost(*args: Any) -> Verdict:
+    async def lost(*args: Any) -> AcquireResult:
         await acquire(*args)
         await gate.passage()
         raise ConnectionResetError
@@ -744,8 +744,8 @@ async def test_request_that_is_cancelled(begins: bool, process: Process) -> None
     assert ["acquire", "release"] == process.store.asked[2:]
 
 
-def _held_up(gate: Gate) -> Callable[..., Awaitable[Verdict]]:
-    async def conclude(_: Begun, __: str) -> Verdict:
+def _held_up(gate: Gate) -> Callable[..., Awaitable[AcquireResult]]:
+    async def conclude(_: PendingAcquire, __: str) -> AcquireResult:
         await gate.passage()
         raise AssertionError
 
@@ -1066,7 +1066,7 @@ async def test_batch_does_not_wait_for_a_hit_that_has_landed(process: Process, p
     late = Gate()
     acquire = process.store.acquire
 
-    async def held_up(key: str, *args: Any) -> Verdict:
+    async def held_up(key: str, *args: Any) -> AcquireResult:
         if "menu-2}" in key:
             await late.passage()
         return await acquire(key, *args)

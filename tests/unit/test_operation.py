@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from stampede_guard import CannotEncode, ConfigurationError
-from stampede_guard._operations.operation import NO_ANNOTATION, Operation, hand_out
+from stampede_guard._operations.operation import NO_ANNOTATION, Operation, for_caller
 from stampede_guard._operations.policy import Policy
 from stampede_guard._stats import Counters
 
@@ -293,14 +293,14 @@ def test_hand_out_as_it_is() -> None:
     """Everybody gets the same object by default."""
     value = [7]
 
-    assert hand_out(value) is value
+    assert for_caller(value) is value
 
 
 def test_hand_out_copies() -> None:
     """Isolated values are decoded for each caller."""
     subject = operation(list[int])
     kept = subject.isolate_value([7], subject.encode([7]))
-    mine, theirs = hand_out(kept), hand_out(kept)
+    mine, theirs = for_caller(kept), for_caller(kept)
     mine.append(8)
 
     assert [7] == theirs
@@ -312,7 +312,7 @@ def test_hand_out_copies_of_what_cannot_be_stored() -> None:
     value: Any = [(7,)]
     kept = subject.isolate_value(value, subject.encode(value))
     value.append(8)
-    mine, theirs = hand_out(kept), hand_out(kept)
+    mine, theirs = for_caller(kept), for_caller(kept)
     mine.append(9)
 
     assert [(7,)] == theirs

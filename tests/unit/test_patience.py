@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from stampede_guard.stores._timeouts import Patience
+from stampede_guard.stores._timeouts import StallTolerantTimeout
 
 DURATION = 0.1
 
@@ -27,7 +27,7 @@ async def test_an_answer_during_a_stall_is_read() -> None:
         loop.call_soon(loop.call_soon, answer.set_result, "soup")  # read in one iteration, and woken in another
 
     loop.call_soon(be_late)
-    async with Patience(DURATION):
+    async with StallTolerantTimeout(DURATION):
         found = await answer
 
     assert "soup" == found
@@ -46,7 +46,7 @@ async def test_a_loop_that_is_always_late_does_not_wait_for_ever() -> None:
 
     again = [loop.call_soon(be_late)]
     with pytest.raises(TimeoutError):
-        async with Patience(0.02):
+        async with StallTolerantTimeout(0.02):
             await loop.create_future()
     again[0].cancel()
 
@@ -56,7 +56,7 @@ async def test_a_loop_that_is_always_late_does_not_wait_for_ever() -> None:
 async def test_without_an_answer_it_ends() -> None:
     """A block without an answer ends in a `TimeoutError`."""
     with pytest.raises(TimeoutError):
-        async with Patience(0.01):
+        async with StallTolerantTimeout(0.01):
             await asyncio.get_running_loop().create_future()
 
 
@@ -64,7 +64,7 @@ async def test_a_restart_replaces_the_deadline() -> None:
     """What was allowed before the restart does not count."""
 
     async def wait() -> None:
-        async with Patience(3600) as patience:
+        async with StallTolerantTimeout(3600) as patience:
             patience.restart(0.01)
             await asyncio.get_running_loop().create_future()
 
@@ -74,7 +74,7 @@ async def test_a_restart_replaces_the_deadline() -> None:
 
 async def test_a_block_that_ends_leaves_no_timer() -> None:
     """An answer in time ends the block, and nothing of it is left in the loop."""
-    async with Patience(3600) as patience:
+    async with StallTolerantTimeout(3600) as patience:
         pass
 
     assert patience._timer is not None

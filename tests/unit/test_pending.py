@@ -1,7 +1,7 @@
 import pytest
 
 from stampede_guard._l2 import unconfirmed
-from stampede_guard._l2.unconfirmed import Invalidation, Pending
+from stampede_guard._l2.unconfirmed import Invalidation, UnconfirmedInvalidations
 from stampede_guard.testing import ManualClock
 
 EVERYTHING = Invalidation("everything", b"c", is_tag=True)
@@ -14,9 +14,9 @@ def clock() -> ManualClock:
 
 
 @pytest.fixture
-def pending(clock: ManualClock) -> Pending:
+def pending(clock: ManualClock) -> UnconfirmedInvalidations:
     """Return no invalidations yet, of a store that can invalidate everything."""
-    return Pending(clock, EVERYTHING)
+    return UnconfirmedInvalidations(clock, EVERYTHING)
 
 
 def asked(key: str, version: int | None = None) -> Invalidation:
@@ -24,7 +24,7 @@ def asked(key: str, version: int | None = None) -> Invalidation:
     return Invalidation(key, b"i" + key.encode(), is_tag=False, version=version)
 
 
-def added(pending: Pending, key: str, version: int | None = None) -> Invalidation:
+def added(pending: UnconfirmedInvalidations, key: str, version: int | None = None) -> Invalidation:
     """Return the invalidation of *key* that waits after one was added."""
     pending.add(asked(key, version))
     waiting = pending.of(key)
@@ -32,12 +32,12 @@ def added(pending: Pending, key: str, version: int | None = None) -> Invalidatio
     return waiting
 
 
-def keys(pending: Pending) -> list[str]:
+def keys(pending: UnconfirmedInvalidations) -> list[str]:
     """Return the keys of what is waiting."""
     return [invalidation.key for invalidation in pending.all()]
 
 
-def test_what_was_asked_for_is_waiting(pending: Pending) -> None:
+def test_what_was_asked_for_is_waiting(pending: UnconfirmedInvalidations) -> None:
     """An invalidation is waiting, under its key, until it is confirmed."""
     waiting = added(pending, "a")
     before = keys(pending), pending.of("b")
@@ -48,7 +48,7 @@ def test_what_was_asked_for_is_waiting(pending: Pending) -> None:
     assert pending.of("a") is None
 
 
-def test_confirmation_of_an_earlier_request(pending: Pending) -> None:
+def test_confirmation_of_an_earlier_request(pending: UnconfirmedInvalidations) -> None:
     """An answer to a request that was sent before the last one confirms nothing: it may have come too early."""
     earlier = added(pending, "a")
     later = added(pending, "a")
@@ -63,7 +63,7 @@ def test_confirmation_of_an_earlier_request(pending: Pending) -> None:
     [((None, None), None), ((None, 3), 3), ((3, None), 3), ((3, 5), 5), ((5, 3), 5)],
 )
 def test_highest_version_counts(
-    versions: tuple[int | None, int | None], expected: int | None, pending: Pending
+    versions: tuple[int | None, int | None], expected: int | None, pending: UnconfirmedInvalidations
 ) -> None:
     """Of several requests for a key the one that waits carries the highest version."""
     for version in versions:
@@ -77,7 +77,7 @@ def test_highest_version_counts(
     [((8, None), 8), ((None, 8), 8), ((8, 3), 8), ((3, 8), 8), ((8, None, None), 8), ((None, None), None)],
 )
 def test_repetition_asks_for_the_highest_version(
-    versions: tuple[int | None, ...], expected: int | None, pending: Pending
+    versions: tuple[int | None, ...], expected: int | None, pending: UnconfirmedInvalidations
 ) -> None:
     """A later confirmation without a version, or with a lower one, takes nothing from what is said again."""
     for version in versions:
@@ -88,7 +88,7 @@ def test_repetition_asks_for_the_highest_version(
     assert [expected] == [waiting.version for waiting in pending.all()]
 
 
-def test_concerns(pending: Pending) -> None:
+def test_concerns(pending: UnconfirmedInvalidations) -> None:
     """What waits for any of some keys is found."""
     nothing = pending.concerns(("a", "b"))
     a, c = added(pending, "a"), added(pending, "c")
@@ -96,7 +96,7 @@ def test_concerns(pending: Pending) -> None:
     assert ([], [a], [c, a]) == (nothing, pending.concerns(("a", "b")), pending.concerns(("c", "b", "a")))
 
 
-def test_too_many(pending: Pending, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many(pending: UnconfirmedInvalidations, monkeypatch: pytest.MonkeyPatch) -> None:
     """When too many are waiting, the invalidation of everything takes their place; one that waits needs no room."""
     monkeypatch.setattr(unconfirmed, "_LIMIT", 2)
     for key in "aab":
@@ -115,7 +115,7 @@ def test_too_many(pending: Pending, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_too_many_of_a_store_that_cannot_clear(clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where everything cannot be invalidated, what was forgotten is told by when that was."""
     monkeypatch.setattr(unconfirmed, "_LIMIT", 2)
-    pending = Pending(clock, None)
+    pending = UnconfirmedInvalidations(clock, None)
     for key in "ab":
         pending.add(asked(key))
     before = pending.lost_at
@@ -128,7 +128,7 @@ def test_too_many_of_a_store_that_cannot_clear(clock: ManualClock, monkeypatch: 
 # What a store has confirmed, and may lose
 
 
-def test_repeat(pending: Pending, clock: ManualClock) -> None:
+def test_repeat(pending: UnconfirmedInvalidations, clock: ManualClock) -> None:
     """What was confirmed within the last minute can be asked for again, once."""
     pending.confirm(added(pending, "old"))
     clock.advance(1)
@@ -145,7 +145,7 @@ def test_repeat(pending: Pending, clock: ManualClock) -> None:
     assert [asked("new", 7)] == pending.all()
 
 
-def test_repeat_does_not_lower_a_version(pending: Pending) -> None:
+def test_repeat_does_not_lower_a_version(pending: UnconfirmedInvalidations) -> None:
     """What was confirmed is repeated beside what is waiting for the same key: the highest version counts."""
     pending.confirm(added(pending, "a", 5))
     pending.add(asked("a", 3))
@@ -155,7 +155,9 @@ def test_repeat_does_not_lower_a_version(pending: Pending) -> None:
     assert [asked("a", 5)] == pending.all()
 
 
-def test_confirmed_ones_are_bounded_in_number(pending: Pending, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_confirmed_ones_are_bounded_in_number(
+    pending: UnconfirmedInvalidations, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of very many confirmed ones the latest are kept; one that is confirmed again is among these."""
     for key in "abca":
         pending.confirm(added(pending, key))
@@ -167,7 +169,7 @@ def test_confirmed_ones_are_bounded_in_number(pending: Pending, monkeypatch: pyt
     assert ["a", "d"] == keys(pending)
 
 
-def test_confirmed_ones_are_bounded_in_time(pending: Pending, clock: ManualClock) -> None:
+def test_confirmed_ones_are_bounded_in_time(pending: UnconfirmedInvalidations, clock: ManualClock) -> None:
     """Those that were confirmed longer than a minute ago are let go when another one is."""
     for key in "ab":
         pending.confirm(added(pending, key))

@@ -13,7 +13,7 @@ from stampede_guard._bus import backplane
 from stampede_guard._operations.operation import Operation
 from stampede_guard._operations.options import Options
 from stampede_guard._operations.policy import Policy
-from stampede_guard.stores import Verdict
+from stampede_guard.stores import AcquireResult
 from stampede_guard.testing import FaultStore, Gate, ManualClock
 
 Pause = Callable[[], Awaitable[None]]
@@ -368,7 +368,7 @@ async def test_refresh_is_followed_by_nothing_older_after_the_bus_was_lost(fleet
     here.guard._site().hear_cleared()
     late, acquire = Gate(), here.store.acquire
 
-    async def answer_late(*args: Any) -> Verdict:
+    async def answer_late(*args: Any) -> AcquireResult:
         verdict = await acquire(*args)
         await late.passage()
         return verdict

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stampede_guard.stores._redis.resp import Complaint, UnexpectedReply, pack, parse
+from stampede_guard.stores._redis.resp import ErrorReply, UnexpectedReply, pack, parse
 
 REPLIES: list[tuple[bytes, Any]] = [
     (b"+OK\r\n", b"OK"),
@@ -19,8 +19,8 @@ REPLIES: list[tuple[bytes, Any]] = [
     (b"*-1\r\n", None),
     (b"*0\r\n", []),
     (b"*4\r\n$3\r\nHIT\r\n:1000\r\n$-1\r\n*1\r\n+OK\r\n", [b"HIT", 1000, None, [b"OK"]]),
-    (b"-WRONGTYPE no\r\n", Complaint("WRONGTYPE no")),
-    (b"-\xff\r\n", Complaint("\ufffd")),
+    (b"-WRONGTYPE no\r\n", ErrorReply("WRONGTYPE no")),
+    (b"-\xff\r\n", ErrorReply("\ufffd")),
 ]
 
 

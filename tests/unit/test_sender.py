@@ -9,7 +9,7 @@ from stampede_guard._l2 import sender as sender_module
 from stampede_guard._l2.sender import Confirmation
 from stampede_guard._l2.tier import Tier
 from stampede_guard.errors import unconfirmed
-from stampede_guard.stores import Crowded, Refused
+from stampede_guard.stores import Refused, StoreOverloaded
 from stampede_guard.testing import FaultStore, Gate, ManualClock
 
 
@@ -169,7 +169,7 @@ async def test_crowd_is_waited_out(fleet: Fleet, *, is_down: bool) -> None:
         if is_down:
             fleet.tier.asking.breaker(fleet.store.node_of(key)).trip("TimeoutError")
         if times < 3:
-            raise Crowded
+            raise StoreOverloaded
         await invalidate(key, version, message)
 
     fleet.store.invalidate = crowded  # type: ignore[method-assign]

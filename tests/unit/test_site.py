@@ -11,14 +11,14 @@ import pytest
 
 from stampede_guard import Guard, coalesce
 from stampede_guard import _loops as site_module
-from stampede_guard._flights.limiter import Limits
+from stampede_guard._flights.limiter import Limiters
 from stampede_guard._flights.scoreboard import Flight
 from stampede_guard._l2.tier import Tier
-from stampede_guard._loops import Change, Site, Sites
+from stampede_guard._loops import Change, LoopState, LoopStates
 from stampede_guard._memory.epochs import Epochs
 from stampede_guard._memory.l1 import Memory
 from stampede_guard._stats import Counters
-from stampede_guard.stores import Touched
+from stampede_guard.stores import KeysChanged
 from stampede_guard.testing import FaultStore, Gate, ManualClock
 
 MakeLoop = Callable[[], asyncio.AbstractEventLoop]
@@ -30,12 +30,12 @@ def tier() -> Tier:
     return Tier(FaultStore(clock := ManualClock()), "menus", 1_000, clock)
 
 
-def site_of(loop: asyncio.AbstractEventLoop, tier: Tier | None = None) -> Site:
+def site_of(loop: asyncio.AbstractEventLoop, tier: Tier | None = None) -> LoopState:
     """Return a site for *loop*."""
-    return Site(loop, Memory(10, ManualClock()), tier, Epochs(), Limits())
+    return LoopState(loop, Memory(10, ManualClock()), tier, Epochs(), Limiters())
 
 
-def opened(sites: Sites, loop: asyncio.AbstractEventLoop) -> Site:
+def opened(sites: LoopStates, loop: asyncio.AbstractEventLoop) -> LoopState:
     """Return a site that *loop* has in *sites*."""
     site = site_of(loop)
     run(loop, lambda: sites.add(site))
@@ -53,7 +53,7 @@ def run(loop: asyncio.AbstractEventLoop, function: Callable[[], Any]) -> Any:
 
 def test_each_loop_finds_its_own_site(make_loop: MakeLoop) -> None:
     """A loop finds what was added in it, however often loops take turns."""
-    sites, loops = Sites(), [make_loop() for _ in range(3)]
+    sites, loops = LoopStates(), [make_loop() for _ in range(3)]
     own = [opened(sites, loop) for loop in loops[:2]]
 
     found = [run(loop, sites.here) for loop in loops * 2]
@@ -64,12 +64,12 @@ def test_each_loop_finds_its_own_site(make_loop: MakeLoop) -> None:
 def test_outside_of_a_loop() -> None:
     """Without a running loop there is no site to ask for."""
     with pytest.raises(RuntimeError, match="no running event loop"):
-        Sites().here()
+        LoopStates().here()
 
 
 def test_removed_site_is_not_found(make_loop: MakeLoop) -> None:
     """A site that was removed is gone; a second time there is nothing to remove."""
-    sites, loop = Sites(), make_loop()
+    sites, loop = LoopStates(), make_loop()
     site = opened(sites, loop)
 
     removed = [run(loop, lambda: sites.remove(site)) for _ in range(2)]
@@ -80,14 +80,14 @@ def test_removed_site_is_not_found(make_loop: MakeLoop) -> None:
 
 def test_newer_site_is_not_removed(make_loop: MakeLoop) -> None:
     """Who closes an old site late does not take the new one away."""
-    sites, loop = Sites(), make_loop()
+    sites, loop = LoopStates(), make_loop()
     old, new = opened(sites, loop), opened(sites, loop)
 
     assert not run(loop, lambda: sites.remove(old))
     assert new is run(loop, sites.here)
 
 
-def remembering(sites: Sites, *loops: asyncio.AbstractEventLoop) -> list[Site]:
+def remembering(sites: LoopStates, *loops: asyncio.AbstractEventLoop) -> list[LoopState]:
     """Return sites for *loops* that remember the op `a`."""
     made = [opened(sites, loop) for loop in loops]
     for site in made:
@@ -95,7 +95,7 @@ def remembering(sites: Sites, *loops: asyncio.AbstractEventLoop) -> list[Site]:
     return made
 
 
-def left(sites: list[Site]) -> list[bool]:
+def left(sites: list[LoopState]) -> list[bool]:
     """Return which of *sites* still remember it."""
     return ["a" in site.memory for site in sites]
 
@@ -105,7 +105,7 @@ FORGET = Change("op", "a")
 
 def test_changes_reach_every_loop(make_loop: MakeLoop) -> None:
     """A change is made here at once, and elsewhere in the other loop's next iteration."""
-    sites, here, there = Sites(), make_loop(), make_loop()
+    sites, here, there = LoopStates(), make_loop(), make_loop()
     both = remembering(sites, here, there)
 
     run(here, lambda: sites.tell(FORGET))
@@ -117,7 +117,7 @@ def test_changes_reach_every_loop(make_loop: MakeLoop) -> None:
 
 def test_changes_from_outside_of_a_loop(make_loop: MakeLoop) -> None:
     """Where no loop is running every site is elsewhere."""
-    sites, loop = Sites(), make_loop()
+    sites, loop = LoopStates(), make_loop()
     own = remembering(sites, loop)
 
     sites.tell(FORGET)
@@ -129,7 +129,7 @@ def test_changes_from_outside_of_a_loop(make_loop: MakeLoop) -> None:
 
 def test_changes_from_a_loop_without_a_site(make_loop: MakeLoop) -> None:
     """A loop that does not use the guard can tell those that do."""
-    sites, here, there = Sites(), make_loop(), make_loop()
+    sites, here, there = LoopStates(), make_loop(), make_loop()
     own = remembering(sites, there)
 
     assert run(here, lambda: sites.tell(FORGET)) is None
@@ -140,7 +140,7 @@ def test_changes_from_a_loop_without_a_site(make_loop: MakeLoop) -> None:
 
 def test_closed_loops_are_passed_over(make_loop: MakeLoop) -> None:
     """A loop that was closed is told nothing."""
-    sites, loop = Sites(), make_loop()
+    sites, loop = LoopStates(), make_loop()
     own = remembering(sites, loop)
     loop.close()
 
@@ -151,7 +151,7 @@ def test_closed_loops_are_passed_over(make_loop: MakeLoop) -> None:
 
 def test_loop_that_closes_just_then(make_loop: MakeLoop, monkeypatch: pytest.MonkeyPatch) -> None:
     """A loop that is closed between the look and the word, by its own thread, is passed over too."""
-    sites, loop = Sites(), make_loop()
+    sites, loop = LoopStates(), make_loop()
     own = remembering(sites, loop)
     loop.close()
     monkeypatch.setattr(loop, "is_closed", lambda: False)
@@ -163,7 +163,7 @@ def test_loop_that_closes_just_then(make_loop: MakeLoop, monkeypatch: pytest.Mon
 
 def test_site_whose_loop_is_gone_is_passed_over() -> None:
     """A site that something keeps longer than its loop is told nothing."""
-    sites, loop = Sites(), asyncio.new_event_loop()
+    sites, loop = LoopStates(), asyncio.new_event_loop()
     own = remembering(sites, loop)
     loop.close()
     del loop
@@ -176,7 +176,7 @@ def test_site_whose_loop_is_gone_is_passed_over() -> None:
 
 def test_site_that_was_removed_meanwhile_is_not_changed(make_loop: MakeLoop) -> None:
     """A change that arrives when its site is gone is dropped, and not made to the site that came after."""
-    sites, loop = Sites(), make_loop()
+    sites, loop = LoopStates(), make_loop()
     own = remembering(sites, loop)
     loop.call_soon(sites.remove, own[0])
     sites.tell(FORGET)
@@ -188,7 +188,7 @@ def test_site_that_was_removed_meanwhile_is_not_changed(make_loop: MakeLoop) -> 
 
 def test_loop_that_rarely_runs_keeps_one_note(make_loop: MakeLoop) -> None:
     """However much is invalidated elsewhere, a loop that does not run has one handle for it, and equal changes once."""
-    sites, loop = Sites(), make_loop()
+    sites, loop = LoopStates(), make_loop()
     loop.set_debug(True)
     (site,) = remembering(sites, loop)
     before = len(loop._ready)  # type: ignore[attr-defined]
@@ -211,7 +211,7 @@ def test_loop_with_too_many_changes_forgets_everything(
 ) -> None:
     """What a loop has not heard of is bounded; beyond that it forgets all, in its store too if that was to be told."""
     monkeypatch.setattr(site_module, "_NEWS", 3)
-    sites, loop = Sites(), make_loop()
+    sites, loop = LoopStates(), make_loop()
     (site,) = remembering(sites, loop)
     changes = [Change("op", f"menu-{number}", is_stored=is_stored and number == 1) for number in range(5)]
 
@@ -226,7 +226,7 @@ def test_loop_with_too_many_changes_forgets_everything(
 
 def test_word_that_a_signal_handler_cuts_off(make_loop: MakeLoop, monkeypatch: pytest.MonkeyPatch) -> None:
     """A change whose word to the loop was cut off by an exception is made with the next one."""
-    sites, loop = Sites(), make_loop()
+    sites, loop = LoopStates(), make_loop()
     own = remembering(sites, loop)
 
     def interrupted(*_: object, **__: object) -> None:
@@ -244,7 +244,7 @@ def test_word_that_a_signal_handler_cuts_off(make_loop: MakeLoop, monkeypatch: p
 
 def test_site_does_not_keep_its_loop(make_loop: MakeLoop) -> None:
     """When a loop is forgotten, sites do not hold it."""
-    sites, loop = Sites(), asyncio.new_event_loop()
+    sites, loop = LoopStates(), asyncio.new_event_loop()
     opened(sites, loop)
     loop.close()
     forgotten = ref(loop)
@@ -257,7 +257,7 @@ def test_site_does_not_keep_its_loop(make_loop: MakeLoop) -> None:
 
 def test_sites_of_a_guard_that_is_gone(make_loop: MakeLoop) -> None:
     """A loop keeps nothing of a guard that is gone."""
-    sites, loop = Sites(), make_loop()
+    sites, loop = LoopStates(), make_loop()
     forgotten = ref(opened(sites, loop))
 
     del sites
@@ -300,7 +300,7 @@ def test_loop_closed_with_a_load_up_is_let_go(*, is_joined: bool) -> None:
 
 def test_child_of_a_fork_leaves_the_parents_loops(make_loop: MakeLoop) -> None:
     """Where this process was forked, sites of before are told nothing, and leave their fronts to others."""
-    sites, loop = Sites(), make_loop()
+    sites, loop = LoopStates(), make_loop()
     own = remembering(sites, loop)
 
     site_module._disown_all()
@@ -311,7 +311,7 @@ def test_child_of_a_fork_leaves_the_parents_loops(make_loop: MakeLoop) -> None:
 
 CRITICAL = """
 import asyncio, os, signal, sys, threading
-from stampede_guard import Guard, _site, coalesce
+from stampede_guard import Guard, _loops, coalesce
 
 guard = Guard()
 
@@ -321,7 +321,7 @@ async def load(menu_id):
 
 def lines_of_sites(at_line):
     def trace(frame, event, _):
-        if frame.f_code.co_filename != _site.__file__:
+        if frame.f_code.co_filename != _loops.__file__:
             return None
         if event == "line":
             at_line()
@@ -453,7 +453,7 @@ class Menu:
         self.epochs = Epochs()
         self.memory = Memory(10, clock := ManualClock())
         self.clock = clock
-        self.site = Site(asyncio.get_running_loop(), self.memory, None, self.epochs, Limits())
+        self.site = LoopState(asyncio.get_running_loop(), self.memory, None, self.epochs, Limiters())
         self.gate = Gate()
         self.flights = [self._launch("a", ("soups",)), self._launch("b", ())]
         self.before = self.taken()
@@ -499,7 +499,7 @@ async def test_forget_tagged() -> None:
     ],
     ids=["op", "unknown op", "tag", "unknown tag", "everything", "a sound", "nothing"],
 )
-async def test_what_is_heard(hear: Callable[[Site], None], left: tuple[str, str, list[bool]]) -> None:
+async def test_what_is_heard(hear: Callable[[LoopState], None], left: tuple[str, str, list[bool]]) -> None:
     """What was invalidated elsewhere is dropped here, joined no more, and what loads it may not be remembered."""
     menu = Menu()
 
@@ -512,7 +512,7 @@ async def test_what_the_server_saw_is_nothing_without_tracking() -> None:
     """A site that tracks nothing does not mind which keys changed."""
     menu = Menu()
 
-    menu.site.hear_touched(Touched(None))
+    menu.site.hear_touched(KeysChanged(None))
 
     assert ("ab", "ab", [True, True]) == await menu.left()
 

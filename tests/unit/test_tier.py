@@ -63,7 +63,7 @@ class Rig:
 
     async def fill(self, payload: bytes = b"soup", op: str = OP, *, holds: bool = True) -> bool:
         lease = self.lease(op)
-        await lease.seize()
+        await lease.take_over()
         return await lease.fill(payload, 60, None, lambda: holds)
 
     async def delete(self, op: str = OP) -> bool:
@@ -616,14 +616,14 @@ async def test_cancelled_delete_is_still_pending(rig: Rig) -> None:
 # What no store answered
 
 
-@pytest.mark.parametrize("verb", ["seize", "let go"])
+@pytest.mark.parametrize("verb", ["take_over", "let go"])
 async def test_what_is_not_asked_is_no_answer(verb: str, rig: Rig, pause: Pause) -> None:
     """A plain store that fails is found out, though rights that nobody gives are taken and given back in between."""
     rig.store.error = OSError("down")
 
     for _ in range(3):
         lease = rig.lease()
-        await lease.seize()
+        await lease.take_over()
         assert await lease.fill(b"soup", 60, None, lambda: True)
         if verb == "let go":
             lease.let_go()

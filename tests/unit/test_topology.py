@@ -3,14 +3,14 @@
 from redis.asyncio.connection import Connection
 
 from stampede_guard.stores import Refused
-from stampede_guard.stores._redis.node import Limits, Node
+from stampede_guard.stores._redis.node import ConnectionLimits, Node
 from stampede_guard.stores._redis.topology.base import Single
 from stampede_guard.stores.redis import RedisStore
 
 
 async def test_lone_server_has_everything_and_knows_nobody() -> None:
     """Every key is its own, no replica is there to be read from, and no refusal leads elsewhere."""
-    node = Node("Redis", Connection, {}, Limits())
+    node = Node("Redis", Connection, {}, ConnectionLimits())
     single = Single(node)
 
     assert node is single.primary("menu")

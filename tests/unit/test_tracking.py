@@ -10,7 +10,7 @@ from stampede_guard._bus import backplane as backplane_module
 from stampede_guard._bus.tracking import Tracking
 from stampede_guard._l2.tier import Tier
 from stampede_guard._memory.l1 import Memory
-from stampede_guard.stores import Touched
+from stampede_guard.stores import KeysChanged
 from stampede_guard.stores._envelope import seal
 from stampede_guard.testing import Gate, ManualClock
 
@@ -61,7 +61,7 @@ class Rig:
 
     async def touch(self, *ops: str) -> None:
         """Let the server tell that *ops* were touched, and everything come to rest."""
-        self.tracking.hear(Touched(tuple(f"{self.tier.key(op)}:v" for op in ops)))
+        self.tracking.hear(KeysChanged(tuple(f"{self.tier.key(op)}:v" for op in ops)))
         await self.rest()
 
 
@@ -130,7 +130,7 @@ async def test_what_is_not_held(rig: Rig) -> None:
 async def test_anything_may_have_changed(rig: Rig) -> None:
     """When the server lost count, everything is forgotten."""
     await rig.remember("a")
-    rig.tracking.hear(Touched(None))
+    rig.tracking.hear(KeysChanged(None))
 
     assert (["all"], {}) == (rig.forgotten, rig.tracking._held)
 
@@ -141,10 +141,10 @@ async def test_one_look_at_a_time(rig: Rig, pause: Pause) -> None:
         await rig.remember(op)
         rig.put(op, THEIRS)
     gate = rig.store.gate = Gate()
-    rig.tracking.hear(Touched(("sg1:{menus:a}:v",)))
+    rig.tracking.hear(KeysChanged(("sg1:{menus:a}:v",)))
     await gate.arrivals(1)
     for _ in range(3):
-        rig.tracking.hear(Touched(("sg1:{menus:b}:v",)))
+        rig.tracking.hear(KeysChanged(("sg1:{menus:b}:v",)))
     await pause()
     at_once = gate.arrived, len(rig.tier.upkeep)
     gate.open()
@@ -157,7 +157,7 @@ async def test_remembered_anew_while_it_is_looked_at(rig: Rig) -> None:
     """What was remembered after the look began is not judged by it."""
     await rig.remember("a")
     gate = rig.store.gate = Gate()
-    rig.tracking.hear(Touched(("sg1:{menus:a}:v",)))
+    rig.tracking.hear(KeysChanged(("sg1:{menus:a}:v",)))
     await gate.arrivals(1)
     rig.put("a", THEIRS)
     rig.note("a", THEIRS)
@@ -199,7 +199,7 @@ async def test_guard_forgets_what_was_written_past_it(guards: tuple[Guard, Serve
     for op in "ab":
         await guard.fetch(op, load, **options)
     del server.values["sg1:{default:a}"]
-    server.inboxes[0].queue.put_nowait(Touched(("sg1:{default:a}:v", "sg1:{default:b}:v")))
+    server.inboxes[0].queue.put_nowait(KeysChanged(("sg1:{default:a}:v", "sg1:{default:b}:v")))
     await eventually(lambda: guard.peek("a") is None)
     tracking = guard._site().tracking
     await eventually(lambda: not tracking._looking)  # type: ignore[union-attr]

@@ -1,7 +1,7 @@
 import pytest
 
-from stampede_guard._l2.plain import Unleased
-from stampede_guard.stores import Refused, Stored, Verdict
+from stampede_guard._l2.plain import PlainStoreAdapter
+from stampede_guard.stores import AcquireResult, Refused, Stored
 from stampede_guard.stores._envelope import seal
 from stampede_guard.testing import FaultStore, ManualClock
 
@@ -16,49 +16,51 @@ def plain() -> FaultStore:
 
 
 @pytest.fixture
-def store(plain: FaultStore) -> Unleased:
+def store(plain: FaultStore) -> PlainStoreAdapter:
     """Return the empty store behind the other interface."""
-    return Unleased(plain)
+    return PlainStoreAdapter(plain)
 
 
-def test_it_can_do_nothing_special(store: Unleased) -> None:
+def test_it_can_do_nothing_special(store: PlainStoreAdapter) -> None:
     """A plain store neither arbitrates nor tells, has one node and no replicas, and is called by its name."""
     assert (frozenset(), False, 0) == (store.capabilities, store.has_replicas, store.generation)
     assert ("FaultStore", "FaultStore", 64) == (store.name, store.node_of(KEY), store.concurrency)
 
 
-async def acquired(store: Unleased, unwanted: bytes = b"") -> Verdict:
+async def acquired(store: PlainStoreAdapter, unwanted: bytes = b"") -> AcquireResult:
     """Return what a flight is told."""
     return await store.acquire(KEY, (), "t" * 22, 2, unwanted, 60)
 
 
-async def test_everybody_may_load_what_is_not_there(store: Unleased) -> None:
+async def test_everybody_may_load_what_is_not_there(store: PlainStoreAdapter) -> None:
     """Whoever finds nothing owns the load, however many they are."""
-    assert [Verdict("own")] * 2 == [await acquired(store) for _ in range(2)]
+    assert [AcquireResult("own")] * 2 == [await acquired(store) for _ in range(2)]
 
 
-async def test_value_goes_under_the_values_key(store: Unleased, plain: FaultStore) -> None:
+async def test_value_goes_under_the_values_key(store: PlainStoreAdapter, plain: FaultStore) -> None:
     """A fill writes where a flight reads, and an invalidation deletes there."""
-    assert await store.fill(KEY, "t" * 22, ENVELOPE, 60, None, b"message", tell_all=True)
+    assert await store.fill(KEY, "t" * 22, ENVELOPE, 60, None, b"message", always_publish=True)
     keys = [*plain.contents]
     found = await acquired(store)
     await store.invalidate(KEY, None, b"message")
 
     assert [f"{KEY}:v"] == keys
-    assert Verdict("hit", Stored(ENVELOPE, 60)) == found
+    assert AcquireResult("hit", Stored(ENVELOPE, 60)) == found
     assert {} == plain.contents
 
 
 @pytest.mark.parametrize("unwanted", [b"*", b"=", b"=" + b"f" * 22])
-async def test_value_that_is_not_wanted_is_not_read(unwanted: bytes, store: Unleased, plain: FaultStore) -> None:
+async def test_value_that_is_not_wanted_is_not_read(
+    unwanted: bytes, store: PlainStoreAdapter, plain: FaultStore
+) -> None:
     """Who has seen the value, or wants none, may load."""
-    await store.fill(KEY, "t" * 22, ENVELOPE, 60, None, b"", tell_all=False)
+    await store.fill(KEY, "t" * 22, ENVELOPE, 60, None, b"", always_publish=False)
     plain.error = OSError("down")
 
-    assert Verdict("own") == await acquired(store, unwanted)
+    assert AcquireResult("own") == await acquired(store, unwanted)
 
 
-async def test_there_is_nothing_to_keep_up(store: Unleased, plain: FaultStore) -> None:
+async def test_there_is_nothing_to_keep_up(store: PlainStoreAdapter, plain: FaultStore) -> None:
     """A right that nobody gave does not expire; nobody is told of anything, and no replica is asked."""
     plain.error = OSError("down")
 
@@ -68,7 +70,7 @@ async def test_there_is_nothing_to_keep_up(store: Unleased, plain: FaultStore) -
     assert await store.glance(KEY, ()) is None
 
 
-async def test_what_it_cannot_do(store: Unleased) -> None:
+async def test_what_it_cannot_do(store: PlainStoreAdapter) -> None:
     """Tags, the bus and tracking are never asked of it."""
     with pytest.raises(Refused):
         await store.invalidate_tag(f"{KEY}:t", b"mark", 60, b"message")
@@ -78,7 +80,7 @@ async def test_what_it_cannot_do(store: Unleased) -> None:
         await store.stored_by(f"{KEY}:v")
 
 
-async def test_opening_and_closing(store: Unleased, plain: FaultStore) -> None:
+async def test_opening_and_closing(store: PlainStoreAdapter, plain: FaultStore) -> None:
     """It opens and closes what is behind it."""
     plain.error = OSError("down")
 
@@ -87,7 +89,7 @@ async def test_opening_and_closing(store: Unleased, plain: FaultStore) -> None:
     await store.aclose()
 
 
-async def test_nothing_is_begun(store: Unleased) -> None:
+async def test_nothing_is_begun(store: PlainStoreAdapter) -> None:
     """A plain store is asked in a flight's task; there is nothing to conclude."""
     assert store.begin(KEY, (), 2, 60, bytes(8), list) is None  # type: ignore[func-returns-value]
     with pytest.raises(Refused, match="begins nothing"):

@@ -11,7 +11,7 @@ from stampede_guard._l2 import upkeep
 from stampede_guard._l2.lease import Lease, LeaseLapsed
 from stampede_guard._l2.tier import Tier
 from stampede_guard._stats import Counters
-from stampede_guard.stores import Refused, Verdict
+from stampede_guard.stores import AcquireResult, Refused
 from stampede_guard.testing import FaultStore, Gate, ManualClock
 
 Pause = Callable[[], Awaitable[None]]
@@ -281,7 +281,7 @@ async def test_question_that_queued(here: Process, monkeypatch: pytest.MonkeyPat
     """A store that tells when the question was sent is believed: the queue before that is not part of the lease."""
     acquire = here.store.acquire
 
-    async def late(*args: Any) -> Verdict:
+    async def late(*args: Any) -> AcquireResult:
         here.clock.advance(5)
         return (await acquire(*args))._replace(sent_at=time.monotonic())
 
@@ -450,7 +450,7 @@ async def test_lease_under_the_token_of_a_request_that_was_lost(
     """A request that is repeated under another token may be executed after all: the first token's is released too."""
     acquire, tokens = here.store.acquire, []
 
-    async def lose_the_first(*args: Any) -> Verdict:
+    async def lose_the_first(*args: Any) -> AcquireResult:
         tokens.append(args[2])
         if len(tokens) == 1:
             raise ConnectionResetError

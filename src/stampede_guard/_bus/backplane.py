@@ -17,7 +17,7 @@ from .._l2.messages import Message, unpack
 from .._l2.tier import Tier
 from .._stats import Counters
 from .._tokens import new_token
-from ..stores import Echo, Touched
+from ..stores import Echo, KeysChanged
 
 logger = logging.getLogger("stampede_guard")
 
@@ -29,7 +29,7 @@ _AT_ONCE = 256  # messages heard before others on the event loop have their turn
 _UNCOUNTED = Counters()  # for upkeep, which is nobody's call
 
 
-class Audience(Protocol):
+class BusListener(Protocol):
     """Who is told."""
 
     def hear_invalidated(self, op: str) -> None:
@@ -41,7 +41,7 @@ class Audience(Protocol):
     def hear_cleared(self) -> None:
         """Take note that everything was, or may have been."""
 
-    def hear_touched(self, touched: Touched) -> None:
+    def hear_touched(self, touched: KeysChanged) -> None:
         """Take note that the server saw keys change, through us or others."""
 
     def hear_sound(self, trusted_until: float) -> None:
@@ -51,7 +51,7 @@ class Audience(Protocol):
         """Take note that the bus is not."""
 
 
-class Word:
+class WakeUp:
     """What one flight waits for: that the load of its op is over somewhere."""
 
     def __init__(self) -> None:
@@ -79,12 +79,12 @@ class Backplane:
         clock: Monotonic seconds.
     """
 
-    def __init__(self, tier: Tier, instance: str, audience: Audience, clock: Callable[[], float]) -> None:
+    def __init__(self, tier: Tier, instance: str, audience: BusListener, clock: Callable[[], float]) -> None:
         self._tier = tier
         self._instance = instance
         self._audience = audience
         self._clock = clock
-        self._waiting: dict[str, set[Word]] = {}
+        self._waiting: dict[str, set[WakeUp]] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._was_tried = asyncio.Event()
         self._echoes: dict[bytes, float] = {}  # those under way, by their words: when each was sent
@@ -111,9 +111,9 @@ class Backplane:
         self._tasks = []
 
     @contextmanager
-    def expecting(self, op: str) -> Generator[Word]:
+    def expecting(self, op: str) -> Generator[WakeUp]:
         """Listen for the end of the load of *op* while the block runs."""
-        word = Word()
+        word = WakeUp()
         self._waiting.setdefault(op, set()).add(word)
         try:
             yield word
@@ -169,11 +169,11 @@ class Backplane:
         self._silent = 0.0
         self._audience.hear_sound(sent_at + _TRUST)
 
-    def _hear(self, payload: bytes | Touched | Echo) -> None:
+    def _hear(self, payload: bytes | KeysChanged | Echo) -> None:
         if isinstance(payload, Echo):
             self._hear_echo(payload.word)
             return
-        if isinstance(payload, Touched):
+        if isinstance(payload, KeysChanged):
             self._audience.hear_touched(payload)
             return
         message = unpack(payload)

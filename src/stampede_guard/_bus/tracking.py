@@ -11,12 +11,12 @@ from typing import NamedTuple
 from .._l2.tier import Tier
 from .._memory.l1 import Memory
 from .._stats import Counters
-from ..stores import Touched
+from ..stores import KeysChanged
 
 _UNCOUNTED = Counters()  # for upkeep, which is nobody's call
 
 
-class _Held(NamedTuple):
+class _Remembered(NamedTuple):
     op: str
     token: bytes
 
@@ -38,7 +38,7 @@ class Tracking:
         self._memory = memory
         self._forget = forget
         self._forget_all = forget_all
-        self._held: dict[str, _Held] = {}
+        self._held: dict[str, _Remembered] = {}
         self._touched: set[str] = set()
         self._looking = False
 
@@ -47,10 +47,10 @@ class Tracking:
         if len(self._held) > 2 * self._memory.maxsize:
             self._held = {key: held for key, held in self._held.items() if held.op in self._memory}
         key = f"{self._tier.key(op)}:v"
-        self._held[key] = _Held(op, token)
+        self._held[key] = _Remembered(op, token)
         self._examine({key})  # it may have been touched before we held it
 
-    def hear(self, touched: Touched) -> None:
+    def hear(self, touched: KeysChanged) -> None:
         """Have a look at what was *touched*, if it is held."""
         if touched.keys is None:
             self._held.clear()

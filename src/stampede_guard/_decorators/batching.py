@@ -51,7 +51,7 @@ class Batch:
         return values.get(one_id)
 
 
-class Cohort:
+class BatchWindow:
     """Flights that load together, though they may come one by one.
 
     Args:
@@ -61,7 +61,7 @@ class Cohort:
 
     __slots__ = ("_batches", "_expected", "_gathering", "_group", "_is_closed", "_is_closing")
 
-    def __init__(self, gathering: "Gathering", group: Hashable) -> None:
+    def __init__(self, gathering: "BatchLoader", group: Hashable) -> None:
         self._gathering = gathering
         self._group = group
         self._batches: list[Batch] = []
@@ -111,15 +111,15 @@ class Cohort:
         self._batches.clear()
 
 
-class Seat:
+class BatchedLoad:
     """The place in a cohort of one flight that will come; what it does to load."""
 
     __slots__ = ("_args", "_cohort", "_gathering", "_has_come")
 
-    def __init__(self, gathering: "Gathering", args: Args) -> None:
+    def __init__(self, gathering: "BatchLoader", args: Args) -> None:
         self._gathering = gathering
         self._args = args
-        self._cohort: Cohort | None = None  # that expects it
+        self._cohort: BatchWindow | None = None  # that expects it
         self._has_come = False
 
     async def __call__(self) -> Any:
@@ -145,7 +145,7 @@ class Seat:
             cohort.settle()
 
 
-class Gathering:
+class BatchLoader:
     """Where the flights of one operation gather.
 
     Args:
@@ -158,7 +158,7 @@ class Gathering:
         self.max_batch = max_batch
         self.max_wait = max_wait
         self._loader = loader
-        self._open: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Hashable, Cohort]] = WeakKeyDictionary()
+        self._open: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Hashable, BatchWindow]] = WeakKeyDictionary()
 
     def serve(self, guard: Guard, operation: Operation, key: Callable[..., str]) -> None:
         """Load for *operation*, whose ops *key* builds."""
@@ -171,7 +171,7 @@ class Gathering:
         """Load one id, with whatever else is there to be loaded."""
         return await self.cohort_of(args).board(args).value_of(args[-1])
 
-    def cohort_of(self, args: Args) -> Cohort:
+    def cohort_of(self, args: Args) -> BatchWindow:
         """Return the open cohort of those that can be loaded together with *args*.
 
         They have the instance in common, and what the loader sees of their contexts.
@@ -180,7 +180,7 @@ class Gathering:
         group = tuple(map(id, args[:-1])), tuple(text_of(variable.get()) for variable in self._operation.vary)
         cohort = here.get(group)
         if cohort is None:
-            cohort = here[group] = Cohort(self, group)
+            cohort = here[group] = BatchWindow(self, group)
         return cohort
 
     def launch(self, args: Args) -> Batch:
@@ -233,6 +233,6 @@ class Gathering:
         """Let nobody else into the open cohort of *group*."""
         del self._here()[group]
 
-    def _here(self) -> dict[Hashable, Cohort]:
+    def _here(self) -> dict[Hashable, BatchWindow]:
         """Return the open cohorts of the running loop."""
         return self._open.setdefault(asyncio.get_running_loop(), {})

@@ -26,10 +26,10 @@ from .._keys.source import annotation_of, as_tuple_and_dict, compile_like, forwa
 from .._keys.spec import KeySpec, compile_key, name_of, receiver_of
 from .._keys.tags import BuildTags, compile_tags
 from .._memory.entry import Entry
-from .._operations.operation import NO_ANNOTATION, Operation, hand_out
+from .._operations.operation import NO_ANNOTATION, Operation, for_caller
 from .._operations.options import Options, shown
 from .._operations.policy import Policy
-from .._speed.front import MISS, Callee, Front, Tally
+from .._speed.front import MISS, ArgumentCache, FunctionProxy, HitCounter
 from ..errors import ConfigurationError, InvalidKey, NotCoalescable
 
 P = ParamSpec("P")
@@ -61,7 +61,7 @@ class OneOfMany:
     checking: Callable[[Callable[..., str]], Callable[..., str]]
 
 
-class Coalesced(Callee, Generic[P, T]):
+class Coalesced(FunctionProxy, Generic[P, T]):
     """A coroutine function whose concurrent identical calls cost one call.
 
     Behaves like the function it wraps: same signature, and `inspect.iscoroutinefunction` says yes. As a class
@@ -120,7 +120,7 @@ class Coalesced(Callee, Generic[P, T]):
         guard.register(self, spec, self._operation)
 
     if TYPE_CHECKING:
-        # It is a `Callee` of a function that is made for it: see `_compile_call`.
+        # It is a `FunctionProxy` of a function that is made for it: see `_compile_call`.
 
         async def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
             """Return the answer: from memory, from a flight that is up, or from a new one.
@@ -270,16 +270,16 @@ def _compile_call(
     parameters = parameters_of(function)
     args, kwargs = as_tuple_and_dict(parameters)
     body: list[str] = []
-    front = board_front = None
+    front = flights_by_arguments = None
     begun = f"_sg_answer = _sg_ask(_sg_build({forwarding(parameters)}), {args}, {kwargs}"
     if spec.arguments is None:
         body.append(f"{begun}, ())")
     else:
         plain = ", ".join(spec.arguments)
         if operation.policy.ttl is not None and not operation.policy.isolate:
-            front = Front(operation.counters, _ROOM)
+            front = ArgumentCache(operation.counters, _ROOM)
             body += [f"_sg_answer = _sg_front({plain})", "if _sg_answer is not _sg_miss:", "    return _sg_answer"]
-        board_front = Front(Tally(), _ROOM)
+        flights_by_arguments = ArgumentCache(HitCounter(), _ROOM)
         shown = tuple_of(spec.arguments)
         body += [f"_sg_answer = _sg_board({plain})"]
         body += ["if _sg_answer is _sg_miss or (_sg_answer := _sg_answer()) is None:", f"    {begun}, {shown})"]
@@ -290,13 +290,13 @@ def _compile_call(
         "return _sg_hand_out(_sg_answer)",
     ]
     names = {
-        "_sg_ask": guard.asker(operation, function, build_tags, front, board_front),
-        "_sg_board": board_front,
+        "_sg_ask": guard.asker(operation, function, build_tags, front, flights_by_arguments),
+        "_sg_board": flights_by_arguments,
         "_sg_build": spec.build,
         "_sg_counters": operation.counters,
         "_sg_flight": Flight,
         "_sg_front": front,
-        "_sg_hand_out": operation.hand_out if operation.policy.isolate else hand_out,
+        "_sg_hand_out": operation.for_caller if operation.policy.isolate else for_caller,
         "_sg_miss": MISS,
         "_sg_timeout": operation.policy.wait_timeout,
     }

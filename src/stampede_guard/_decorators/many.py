@@ -21,7 +21,7 @@ from .._keys.template import Template
 from .._memory.entry import Entry
 from .._operations.options import Duration, Options, count, seconds
 from ..errors import ConfigurationError, InvalidKey, NotCoalescable
-from .batching import Gathering, Loader, Seat
+from .batching import BatchedLoad, BatchLoader, Loader
 from .coalesce import Coalesced, OneOfMany, check_receiver, checked, coalesce, parts_of, return_annotation
 
 K = TypeVar("K")
@@ -41,7 +41,7 @@ class CoalescedMany(Generic[K, V]):
     __qualname__: str
 
     def __init__(
-        self, function: Loader, one: Coalesced[[K], V | None], gathering: Gathering, args: tuple[Any, ...]
+        self, function: Loader, one: Coalesced[[K], V | None], gathering: BatchLoader, args: tuple[Any, ...]
     ) -> None:
         imitate(self, function)
         self.one = one
@@ -80,7 +80,7 @@ class CoalescedMany(Generic[K, V]):
         return await self.guard.call_all(
             self._operation,
             list(map(self._build_key, asked)),
-            lambda position: Seat(self._gathering, (*self._args, asked[position])),
+            lambda position: BatchedLoad(self._gathering, (*self._args, asked[position])),
             lambda position: self.one.tags(asked[position]),
             found,
             is_refresh=is_refresh,
@@ -161,7 +161,7 @@ class CoalescedManyMethod(Generic[S, K, V]):
 
     __wrapped__: Loader
 
-    def __init__(self, function: Loader, one: Coalesced[Any, Any], gathering: Gathering) -> None:
+    def __init__(self, function: Loader, one: Coalesced[Any, Any], gathering: BatchLoader) -> None:
         imitate(self, function)
         self._one = one
         self._gathering = gathering
@@ -289,7 +289,7 @@ def coalesce_many(  # options, each with a default that fits
 def _decorated(
     key: object, decorate_one: Callable[[Any], Coalesced[Any, Any]], max_batch: int, max_wait: float, function: Loader
 ) -> Any:
-    gathering = Gathering(function, max_batch, max_wait)
+    gathering = BatchLoader(function, max_batch, max_wait)
     one = decorate_one(_one_of(function, key, gathering))
     operation, build_key, _ = parts_of(one)
     gathering.serve(one.guard, operation, build_key)
@@ -312,7 +312,7 @@ def _version_of(version: Callable[[Any], int], value: Any) -> int:
     return 0 if value is None else version(value)
 
 
-def _one_of(function: Loader, key: object, gathering: Gathering) -> Any:
+def _one_of(function: Loader, key: object, gathering: BatchLoader) -> Any:
     """Return the function of one id that stands for the loader *function*: it loads by *gathering*."""
     own = [
         each.name for each in parameters_of(function) if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)
@@ -330,7 +330,7 @@ def _one_of(function: Loader, key: object, gathering: Gathering) -> Any:
     return _of_one_id(function, names, gathering)
 
 
-def _of_one_id(function: Loader, names: Sequence[str], gathering: Gathering) -> Any:
+def _of_one_id(function: Loader, names: Sequence[str], gathering: BatchLoader) -> Any:
     """Return that function, whose parameters have these *names*, with what goes with it."""
 
     def like_this() -> None: ...

@@ -95,7 +95,7 @@ class Limiter:
         return f"<Limiter {self._max_loads - self._free} of {self._max_loads} taken, {len(self._queue)} queued>"
 
 
-class Limits:
+class Limiters:
     """The limiters of one event loop: the guard's own, and one of each name that has a limit.
 
     A limiter lives as long as a load has a slot of it, or queues for one: an idle one limits nothing.

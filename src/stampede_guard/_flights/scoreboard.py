@@ -23,7 +23,7 @@ from weakref import WeakSet, ref
 from .._memory.epochs import Generation
 from .._operations.options import Duration, OnAbandon
 from .._operations.policy import Policy
-from .._speed.front import Held
+from .._speed.front import Slot
 from .._stats import Counters, Stats, snapshot
 from ..errors import (
     ConfigurationError,
@@ -77,7 +77,7 @@ class Wait:
         self.look: asyncio.TimerHandle | None = None
 
 
-class Glance(Protocol[T]):
+class DirectRead(Protocol[T]):
     """Where the value may be found without a task: most of what a flight costs is the price of that."""
 
     def begin(self, flight: "Flight[T]", on_answer: Callable[[], None]) -> bool:
@@ -174,16 +174,16 @@ class Flight(Generic[T]):
         self._was_joined = False
         self.outer = outer  # the flight whose loader launched this one
         self.awaits: dict[object, Wait] = {}  # what calls within this one's load wait for, by their waiters
-        self.shown: Held | None = None  # what fronts know it by
+        self.shown: Slot | None = None  # what fronts know it by
         self.place: asyncio.Future[bool] | None = None  # in a limiter's queue
         # It holds a slot, or one that does waits for it: it may not queue.
         self.is_urgent = outer is not None and _is_urgent(outer)
-        self._glance: Glance[T] | None = None
+        self._glance: DirectRead[T] | None = None
         self._value: Any = None
         self._failure: Failure | None = None
 
     def take_off(
-        self, load: Callable[["Flight[T]"], Awaitable[T]], context: Context, glance: "Glance[T] | None" = None
+        self, load: Callable[["Flight[T]"], Awaitable[T]], context: Context, glance: "DirectRead[T] | None" = None
     ) -> None:
         """Run *load* in a task of its own, so that it belongs to no caller, unless *glance* has the value already."""
         self._counters.in_flight += 1
@@ -202,7 +202,7 @@ class Flight(Generic[T]):
             except (KeyboardInterrupt, SystemExit) as error:
                 self.loop.call_soon(_stop, error)  # the loop, as a load does that has begun later; not this caller
 
-    def _look(self, glance: Glance[T], load: Callable[["Flight[T]"], Awaitable[T]], context: Context) -> None:
+    def _look(self, glance: DirectRead[T], load: Callable[["Flight[T]"], Awaitable[T]], context: Context) -> None:
         """Land with what the glance has brought; or begin to load, but not in the midst of whoever brought it."""
         try:
             seen = glance.open(self)
@@ -304,12 +304,12 @@ class Flight(Generic[T]):
             self._ahead = None
             del self.awaits[turn]
 
-    def show(self) -> Held:
+    def show(self) -> Slot:
         """Return what fronts may know it by, as long as it can be joined.
 
         Weakly: a front lives as long as its function, and the flight may be of an event loop that was closed.
         """
-        self.shown = Held(ref(self), self.joinable_until)
+        self.shown = Slot(ref(self), self.joinable_until)
         return self.shown
 
     def hide(self) -> None:
@@ -733,7 +733,7 @@ class Scoreboard:
         is_private: bool = False,
         is_refresh: bool = False,
         after: Flight[Any] | None = None,
-        glance: Glance[T] | None = None,
+        glance: DirectRead[T] | None = None,
     ) -> Flight[T]:
         """Start a flight; unless it *is_private*, callers that come meanwhile will join it.
 

@@ -7,7 +7,7 @@ hands one caller's answer to another; so both are refused or escaped:
 * every parameter has to be in the key, or be named in `ignore=`;
 * in a template, a value is percent-escaped so that it can never contain a separator, and
   each placeholder is fenced by separators; two templates that could still produce one op
-  are found by comparing their shapes (`may_meet`);
+  are found by comparing their shapes (`may_collide`);
 * a derived key writes each argument in a typed, quoted form: `1`, `1.0`, `True` and `"1"` differ.
 """
 
@@ -20,7 +20,7 @@ from typing import Any, cast, get_args
 from ..errors import InvalidKey
 from .canonical import LONG, canonical, class_name, identity, qualified_name, shortened, text_of
 from .source import annotation_of, compile_like, forwarding, parameters_of
-from .template import Shape, Template, followed_by, may_begin_with, may_meet
+from .template import Shape, Template, followed_by, may_begin_with, may_collide
 
 BuildKey = Callable[..., str]
 
@@ -63,7 +63,7 @@ class KeySpec:
     def collides_with(self, other: "KeySpec") -> bool:
         """Whether some call of one and some call of the other have the same op."""
         if self.template is not None and other.template is not None:
-            return may_meet(self.shape, other.shape)
+            return may_collide(self.shape, other.shape)
         if self.template is other.template:
             return self.shape == other.shape
         spelt, derived = (self, other) if other.template is None else (other, self)

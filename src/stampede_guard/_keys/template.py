@@ -136,7 +136,7 @@ def followed_by(shape: Shape, separator: str) -> Shape:
     return (*shape[:-1], last + separator, None)  # in the text, two separators in a row are one
 
 
-def may_meet(mine: Shape, theirs: Shape) -> bool:
+def may_collide(mine: Shape, theirs: Shape) -> bool:
     """Whether two shapes have a text in common."""
     return len(mine) == len(theirs) and all(
         a == b or (a is None and _is_word(b)) or (b is None and _is_word(a)) for a, b in zip(mine, theirs, strict=True)

@@ -6,9 +6,9 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from .._stats import Counters
-from ..stores import LOST_TOGETHER, Crowded, Refused
+from ..stores import LOST_TOGETHER, Refused, StoreOverloaded
 from ..stores._breaker import Breaker
-from ..stores._timeouts import Patience
+from ..stores._timeouts import StallTolerantTimeout
 
 T = TypeVar("T")
 
@@ -18,11 +18,11 @@ _QUEUE = 5.0  # seconds that an operation waits for its turn before it is given 
 _CALM = 10.0  # seconds without a refusal until it is over: a store that is almost full says yes and no by turns
 
 
-class NoAnswer(Exception):  # noqa: N818  # control flow of the tier alone
+class StoreUnavailable(Exception):  # noqa: N818  # control flow of the tier alone
     """The store was not asked, or did not answer; already counted."""
 
 
-class Asking:
+class StoreAccess:
     """The queue, the breakers and the refusals of one store.
 
     Args:
@@ -82,7 +82,7 @@ class Asking:
             is_urgent: Whether to ask without a slot, ahead of the queue.
 
         Raises:
-            NoAnswer: there was none.
+            StoreUnavailable: there was none.
         """
         if is_urgent:
             return await self._try(verb, node, ask, counters, is_forced=is_forced)
@@ -102,24 +102,24 @@ class Asking:
         breaker = self.breaker(node)
         if not breaker.allows() and not is_forced:
             counters.l2_skips += 1
-            raise NoAnswer
+            raise StoreUnavailable
         return await self._watch(verb, breaker, ask, counters)
 
     async def _queue(self, counters: Counters) -> None:
         """Wait for a slot. A burst has to queue somewhere, and a database has fewer connections than this."""
         try:
-            async with Patience(_QUEUE):
+            async with StallTolerantTimeout(_QUEUE):
                 await self._slots.acquire()
         except TimeoutError:
             counters.l2_skips += 1
-            raise NoAnswer from None
+            raise StoreUnavailable from None
 
     async def _watch(self, verb: str, breaker: Breaker, ask: Callable[[], Awaitable[T]], counters: Counters) -> T:
         try:
             answer = await ask()
         except Exception as error:  # drivers raise more than they document
             self.note_failure(verb, breaker, error, counters)
-            raise NoAnswer from error
+            raise StoreUnavailable from error
         except BaseException:
             breaker.gave_up()
             raise
@@ -133,7 +133,7 @@ class Asking:
 
     def note_failure(self, verb: str, breaker: Breaker, error: Exception, counters: Counters) -> None:
         """Count the *error* that there was in place of an answer, and tell the breaker."""
-        if isinstance(error, Crowded):
+        if isinstance(error, StoreOverloaded):
             counters.l2_skips += 1
             breaker.gave_up()
             return

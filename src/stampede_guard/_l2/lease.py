@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from .._stats import Counters
 from .._tokens import new_token
 from ..errors import LoadCancelled
-from ..stores import Begun, Crowded, Refused, Stored, Verdict
+from ..stores import AcquireResult, PendingAcquire, Refused, Stored, StoreOverloaded
 from ..stores._breaker import Breaker
 from ..stores._envelope import entry_of, seal, token_of, unseal
-from .access import NoAnswer
+from .access import StoreUnavailable
 from .messages import woken
-from .upkeep import LONGEST_LEASE, Debt, Right
+from .upkeep import LONGEST_LEASE, HeldLease, OwedRelease
 
 if TYPE_CHECKING:
     from .tier import Tier
@@ -50,7 +50,7 @@ class Lease:
 
     Attributes:
         is_owned: Whether this flight has the right to load and store, as far as it knows.
-        is_blind: Whether the store did not answer: nobody knows what happens to the op elsewhere.
+        is_store_unavailable: Whether the store did not answer: nobody knows what happens to the op elsewhere.
         is_seized: Whether the right was taken from another flight: this is a refresh.
         is_final: Whether a refresh has left nothing in the store that is older than what it has loaded, for certain.
         left: Seconds until the lease of whoever is loading expires, after `ask` said `"wait"`.
@@ -78,10 +78,10 @@ class Lease:
         "_token",
         "_unwanted",
         "_verdict",
-        "is_blind",
         "is_final",
         "is_owned",
         "is_seized",
+        "is_store_unavailable",
         "left",
         "stored_by",
         "was_undecodable",
@@ -107,17 +107,17 @@ class Lease:
         self._longest_life = longest_life
         self._counters = counters
         self._token = ""  # until there is a right to ask for: most flights find a value
-        self._begun: Begun | None = None
+        self._begun: PendingAcquire | None = None
         self._breaker: Breaker | None = None  # of the node that the question went to
-        self._verdict: Verdict | None = None
+        self._verdict: AcquireResult | None = None
         self._marks: tuple[bytes, ...] = ()
         self._unwanted = b""
         self._asked_at = 0.0
-        self._right: Right | None = None  # while it is renewed
+        self._right: HeldLease | None = None  # while it is renewed
         self._is_lost = self._has_loaded = False  # a right that is given back after the load: nothing was stored
         self._generation = 0  # of the store, before the right was seized
         self.is_owned = False
-        self.is_blind = False
+        self.is_store_unavailable = False
         self.is_final = False
         self.is_seized = False
         self.left = 0.0
@@ -198,12 +198,12 @@ class Lease:
                 found = self._open(verdict.stored, verdict.marks, decode)
                 if found is not None:
                     return found
-            raise NoAnswer  # noqa: TRY301  # a store would not offer time and again what was refused
-        except NoAnswer as silence:
-            self._go_blind(silence)
+            raise StoreUnavailable  # noqa: TRY301  # a store would not offer time and again what was refused
+        except StoreUnavailable as silence:
+            self._give_up_on_store(silence)
             return "blind"
 
-    async def seize(self) -> None:
+    async def take_over(self) -> None:
         """Take the right to load from whoever has it, whatever is stored."""
         self._token = new_token()
         self._unwanted = b"*"
@@ -215,14 +215,14 @@ class Lease:
                 self._concede(await self._acquire())
             else:
                 self.is_owned = True  # nobody was asked, so nothing was learnt about the store
-        except NoAnswer as silence:
-            self._go_blind(silence)
+        except StoreUnavailable as silence:
+            self._give_up_on_store(silence)
 
-    def _go_blind(self, silence: NoAnswer) -> None:
-        self.is_blind = True
+    def _give_up_on_store(self, silence: StoreUnavailable) -> None:
+        self.is_store_unavailable = True
         # The question was sent, and not answered; or the answer was not read. It may have granted the lease.
         why = silence.__cause__
-        was_sent = why is not None and not isinstance(why, Refused | Crowded)
+        was_sent = why is not None and not isinstance(why, Refused | StoreOverloaded)
         was_begun, self._begun = self._begun is not None, None
         if (was_sent or was_begun) and self._token:
             # While connections break there is no use in another request.
@@ -232,7 +232,7 @@ class Lease:
     def _is_arbitrated(self) -> bool:
         return "leases" in self._tier.capabilities
 
-    def _concede(self, verdict: Verdict) -> Literal["own", "wait", "alone"]:
+    def _concede(self, verdict: AcquireResult) -> Literal["own", "wait", "alone"]:
         self._marks = verdict.marks
         self.left = verdict.left
         self._is_lost, self.is_owned = False, verdict.kind == "own"
@@ -240,7 +240,7 @@ class Lease:
             asked_at = self._asked_at
             if verdict.sent_at is not None:  # later than it was asked for: there may have been a queue
                 asked_at = self._tier.clock() - (time.monotonic() - verdict.sent_at)
-            self._right = Right(self._key, self._token, self._length, asked_at, self._counters, self._note_loss)
+            self._right = HeldLease(self._key, self._token, self._length, asked_at, self._counters, self._note_loss)
             self._tier.leases.hold(self._right)
         if self.is_owned:
             return "own"
@@ -255,7 +255,7 @@ class Lease:
         lost_at = tier.pending.lost_at
         if lost_at is not None and tier.clock() < lost_at + self._longest_life:
             self._counters.l2_skips += 1
-            raise NoAnswer
+            raise StoreUnavailable
 
     async def _glance(self, decode: Callable[[bytes], tuple[Any] | None]) -> Found | None:
         """Return what a replica has; it may not have heard of the latest: if that will not do, the primary is asked."""
@@ -265,7 +265,7 @@ class Lease:
         ask = partial(store.glance, self._key, self._tags, self._fingerprint)
         try:
             glimpse = await self._tier.asking.ask("read", f"{store.name} replicas", ask, self._counters)
-        except NoAnswer:
+        except StoreUnavailable:
             return None  # the store stops using that replica
         if glimpse is None or glimpse.stored is None:
             return None
@@ -273,7 +273,7 @@ class Lease:
         self._unwanted = b""  # what will not do as the replica has it may do as the primary has
         return found
 
-    async def _acquire(self) -> Verdict:
+    async def _acquire(self) -> AcquireResult:
         verdict, self._verdict = self._verdict, None
         if verdict is not None and not self._is_lost:
             return verdict
@@ -288,7 +288,7 @@ class Lease:
     def _marks_life(self) -> float:
         return max(self._tier.marks_life, 2 * self._longest_life)
 
-    async def _acquire_surely(self) -> Verdict:
+    async def _acquire_surely(self) -> AcquireResult:
         """Ask once more, under another token, if the request was lost with its connection.
 
         The first may be executed yet. If that was after an invalidation, it must not give this flight, which
@@ -304,14 +304,16 @@ class Lease:
             self._asked_at = self._tier.clock()
             return await acquire(self._token, self._length, self._unwanted, marks_life, "", self._fingerprint)
         except Exception as error:
-            if isinstance(error, TimeoutError | Refused | Crowded) or "leases" not in self._tier.capabilities:
+            if isinstance(error, TimeoutError | Refused | StoreOverloaded) or "leases" not in self._tier.capabilities:
                 raise
-        former, self._token = self._token, new_token()
+        previous_token, self._token = self._token, new_token()
         self._asked_at = self._tier.clock()
         try:
-            return await acquire(self._token, self._length, self._unwanted, marks_life, former, self._fingerprint)
+            return await acquire(
+                self._token, self._length, self._unwanted, marks_life, previous_token, self._fingerprint
+            )
         finally:
-            self._release(former, is_sure=False, is_due=False)
+            self._release(previous_token, is_sure=False, is_due=False)
 
     def _open(
         self, stored: Stored, marks: tuple[bytes, ...], decode: Callable[[bytes], tuple[Any] | None]
@@ -374,10 +376,10 @@ class Lease:
         self._has_loaded = True
         # What cannot be compared with the lowest version is remembered for a moment at most.
         if payload is None or self._is_too_long(payload):
-            self.is_blind = self.is_blind or version is not None
+            self.is_store_unavailable = self.is_store_unavailable or version is not None
             return not self._is_lost  # the right is given back when the flight ends
         if not self.is_owned and not (self._is_lost and self.is_seized):  # the refusal drops what is older
-            return not self._is_lost and (version is None or self.is_blind)
+            return not self._is_lost and (version is None or self.is_store_unavailable)
         envelope = seal(tier.identity(self._op), payload, self._token, version, self._marks, self._fingerprint)
         message = tier.invalidation(self._op).message if self.is_seized else woken(self._op).pack()
         try:
@@ -393,11 +395,11 @@ class Lease:
                     life,
                     version,
                     message,
-                    tell_all=self.is_seized,
+                    always_publish=self.is_seized,
                 )
                 is_stored = await tier.asking.ask("write", tier.store.node_of(self._key), ask, self._counters)
-        except NoAnswer:
-            self.is_blind = True
+        except StoreUnavailable:
+            self.is_store_unavailable = True
             return True
         self.is_owned = False
         self._drop()
@@ -439,5 +441,5 @@ class Lease:
         if self._is_arbitrated:
             message = woken(self._op).pack()
             has_loaded, now = self._has_loaded, tier.clock()
-            debt = Debt(self._key, token, self._length, message, self._counters, is_sure, has_loaded, now)
+            debt = OwedRelease(self._key, token, self._length, message, self._counters, is_sure, has_loaded, now)
             tier.leases.owe(debt, is_due=is_due)

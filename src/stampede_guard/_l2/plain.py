@@ -4,10 +4,10 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 
 from .._codecs.fingerprint import NO_FINGERPRINT
-from ..stores import Begun, Refused, Store, Subscription, Verdict
+from ..stores import AcquireResult, PendingAcquire, Refused, Store, Subscription
 
 
-class Unleased:
+class PlainStoreAdapter:
     """A plain store, one writer at a time for each op being the tier's care.
 
     Args:
@@ -32,7 +32,7 @@ class Unleased:
 
     async def glance(
         self, key: str, tags: Sequence[str], fingerprint: bytes = NO_FINGERPRINT
-    ) -> Verdict | None:  # no replicas
+    ) -> AcquireResult | None:  # no replicas
         """Return nothing."""
         return None
 
@@ -44,12 +44,12 @@ class Unleased:
         lease: float,  # as above
         unwanted: bytes,
         marks_life: float,  # as above
-        former: str = "",  # as above
+        previous_token: str = "",  # as above
         fingerprint: bytes = NO_FINGERPRINT,  # there is one value, and its reader checks the fingerprint
-    ) -> Verdict:
+    ) -> AcquireResult:
         """Read; without a value that will do, everybody may load."""
         stored = None if unwanted else await self._store.read(f"{key}:v")
-        return Verdict("own") if stored is None else Verdict("hit", stored)
+        return AcquireResult("own") if stored is None else AcquireResult("hit", stored)
 
     def begin(  # noqa: PLR0917  # as the protocol has it
         self,
@@ -62,7 +62,7 @@ class Unleased:
     ) -> None:  # it takes a task
         """Return nothing."""
 
-    async def conclude(self, begun: Begun, token: str) -> Verdict:
+    async def conclude(self, begun: PendingAcquire, token: str) -> AcquireResult:
         """Refuse: nothing was begun."""
         why = "it begins nothing"
         raise Refused(why)
@@ -76,7 +76,7 @@ class Unleased:
         version: int | None,  # the guard refuses them
         message: bytes,  # nobody listens
         *,
-        tell_all: bool,  # as above
+        always_publish: bool,  # as above
     ) -> bool:
         """Write."""
         await self._store.write(f"{key}:v", envelope, life)

@@ -8,7 +8,7 @@ _LAG = 5.0  # seconds; a replica that lags by more than one is not asked at all
 _LIMIT = 65_536
 
 
-class Recent:
+class RecentInvalidations:
     """Keys invalidated or stored within the last seconds, bounded: when there are too many, all count as such.
 
     Args:

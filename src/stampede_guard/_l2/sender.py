@@ -11,8 +11,8 @@ from contextvars import Context
 from typing import TYPE_CHECKING
 
 from .._stats import Counters
-from ..stores import Crowded
-from .access import NoAnswer
+from ..stores import StoreOverloaded
+from .access import StoreUnavailable
 
 if TYPE_CHECKING:
     from .tier import Tier
@@ -41,7 +41,7 @@ class Confirmation:
         return self._told.result()
 
 
-class Sender:
+class InvalidationSender:
     """The invalidations that one event loop sends.
 
     Args:
@@ -126,8 +126,8 @@ class Sender:
         while True:
             try:
                 await tier.settle(key, _UNCOUNTED, is_forced=True)
-            except NoAnswer as silence:
-                is_in_line = isinstance(silence.__cause__, Crowded) and breaker.is_closed
+            except StoreUnavailable as silence:
+                is_in_line = isinstance(silence.__cause__, StoreOverloaded) and breaker.is_closed
                 if not is_in_line:
                     return False
             else:

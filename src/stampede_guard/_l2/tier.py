@@ -14,14 +14,14 @@ from .._codecs.fingerprint import NO_FINGERPRINT
 from .._stats import Counters
 from .._tokens import new_mark
 from ..stores import LeasingStore, Store, Subscription
-from .access import Asking, NoAnswer, reason
+from .access import StoreAccess, StoreUnavailable, reason
 from .lease import Lease
 from .messages import Message
-from .plain import Unleased
-from .recent import Recent
-from .sender import Confirmation, Sender
-from .unconfirmed import Invalidation, Pending
-from .upkeep import Upkeep
+from .plain import PlainStoreAdapter
+from .recent import RecentInvalidations
+from .sender import Confirmation, InvalidationSender
+from .unconfirmed import Invalidation, UnconfirmedInvalidations
+from .upkeep import LeaseKeeper
 
 logger = logging.getLogger("stampede_guard")
 
@@ -54,18 +54,18 @@ class Tier:
         self.max_bytes = max_bytes
         self.marks_life = _MARKS_LIFE
         self.clock = clock
-        self.asking = Asking(store.name, store.concurrency, clock)
-        self.recent = Recent(clock)
+        self.asking = StoreAccess(store.name, store.concurrency, clock)
+        self.recent = RecentInvalidations(clock)
         self._namespace = namespace
         self._instance = instance
         self.everything = Invalidation(self.tag_key(""), Message("c", instance, "").pack(), is_tag=True)
         self._has_tags = "tags" in self.store.capabilities
-        self._pending = Pending(clock, self.everything if self._has_tags else None)
+        self._pending = UnconfirmedInvalidations(clock, self.everything if self._has_tags else None)
         self._writes: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._generation = self.store.generation
         self.upkeep: set[asyncio.Task[None]] = set()
-        self._sender = Sender(self, self.upkeep)
-        self.leases = Upkeep(self.store, self.asking, clock, self.look_after)
+        self._sender = InvalidationSender(self, self.upkeep)
+        self.leases = LeaseKeeper(self.store, self.asking, clock, self.look_after)
 
     @property
     def capabilities(self) -> frozenset[str]:
@@ -73,7 +73,7 @@ class Tier:
         return self.store.capabilities
 
     @property
-    def pending(self) -> Pending:
+    def pending(self) -> UnconfirmedInvalidations:
         """The invalidations that the store has not confirmed; after a change of servers, those that it may have lost.
 
         Whoever looks learns of the change, and so nothing is read from the new server before it knows them too.
@@ -155,7 +155,7 @@ class Tier:
         """Make sure that no invalidation of *key* is pending; only while it is the caller's turn.
 
         Raises:
-            NoAnswer: it still is.
+            StoreUnavailable: it still is.
         """
         while (waiting := self.pending.of(key)) is not None:
             generation = self.store.generation
@@ -178,7 +178,7 @@ class Tier:
         node = self.store.node_of(self.store.channel)
         try:
             await self.asking.ask("publish", node, partial(self.store.echo, word), counters, is_forced=True)
-        except NoAnswer:
+        except StoreUnavailable:
             return False
         return True
 
@@ -186,7 +186,7 @@ class Tier:
         """Return the tokens of the flights that stored what stands under *key*; none if the store does not say."""
         try:
             return await self.asking.ask("read", self.store.node_of(key), partial(self.store.stored_by, key), counters)
-        except NoAnswer:
+        except StoreUnavailable:
             return ()
 
     @property
@@ -231,7 +231,7 @@ class Tier:
 
 def _leasing(store: Store | LeasingStore) -> LeasingStore:
     either: Any = store
-    leasing: LeasingStore = either if hasattr(either, "acquire") else Unleased(either)
+    leasing: LeasingStore = either if hasattr(either, "acquire") else PlainStoreAdapter(either)
     return leasing
 
 

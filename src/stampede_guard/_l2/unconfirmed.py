@@ -29,7 +29,7 @@ class Invalidation(NamedTuple):
     version: int | None = None
 
 
-class Pending:
+class UnconfirmedInvalidations:
     """The invalidations of one event loop, by key, bounded in number.
 
     Args:

@@ -18,7 +18,7 @@ from typing import TypeVar
 
 from .._stats import Counters
 from ..stores import LeasingStore
-from .access import Asking, NoAnswer
+from .access import StoreAccess, StoreUnavailable
 
 _RENEWALS = 4  # in the life of a lease: two may be lost, though each waits for others that are due soon
 _GATHERING = 12  # a twelfth of a lease's life is the shortest time between two looks at what is due
@@ -33,7 +33,7 @@ _UNCOUNTED = Counters()  # for what is repeated: the first attempt was counted
 T = TypeVar("T")
 
 
-class Right:
+class HeldLease:
     """A flight's lease.
 
     Args:
@@ -76,7 +76,7 @@ class Right:
         self.due_at = now + self.length / _RENEWALS
 
 
-class Debt:
+class OwedRelease:
     """A release that the store has not confirmed.
 
     Args:
@@ -141,7 +141,7 @@ class Debt:
             self.ends_at = min(now + self.length, self.owed_at + _LONGEST_DEBT)
 
 
-class Upkeep:
+class LeaseKeeper:
     """What is due for the leases of one event loop.
 
     Args:
@@ -154,7 +154,7 @@ class Upkeep:
     def __init__(
         self,
         store: LeasingStore,
-        asking: Asking,
+        asking: StoreAccess,
         clock: Callable[[], float],
         run: Callable[[Coroutine[None, None, None]], None],
     ) -> None:
@@ -162,9 +162,9 @@ class Upkeep:
         self._asking = asking
         self._clock = clock
         self._run = run
-        self._held: set[Right] = set()
-        self._owed: dict[str, Debt] = {}  # by token, the oldest first
-        self._due: dict[str, list[Right | Debt]] = {}  # by node: what its task sends next
+        self._held: set[HeldLease] = set()
+        self._owed: dict[str, OwedRelease] = {}  # by token, the oldest first
+        self._due: dict[str, list[HeldLease | OwedRelease]] = {}  # by node: what its task sends next
         self._busy: set[str] = set()  # nodes that have a task
         self._timer_at = inf
         self._looked_at = -inf
@@ -176,16 +176,16 @@ class Upkeep:
         """Whether no lease is held, and no release owed."""
         return not (self._held or self._owed)
 
-    def hold(self, right: Right) -> None:
+    def hold(self, right: HeldLease) -> None:
         """Renew *right* until it is dropped."""
         self._held.add(right)
         self._expect(right)
 
-    def drop(self, right: Right) -> None:
+    def drop(self, right: HeldLease) -> None:
         """Renew *right* no more."""
         self._held.discard(right)
 
-    def owe(self, debt: Debt, *, is_due: bool) -> None:
+    def owe(self, debt: OwedRelease, *, is_due: bool) -> None:
         """Release a lease, now or after a pause, and again until that is certain."""
         if self._is_closed:
             return
@@ -204,7 +204,7 @@ class Upkeep:
         for debt in tuple(self._owed.values()):
             self._send(debt)
 
-    def _expect(self, each: Right | Debt) -> None:
+    def _expect(self, each: HeldLease | OwedRelease) -> None:
         """Look when *each* is due; but not so soon after the last look that every lease has a look of its own."""
         if each.due_at >= self._timer_at or self._is_closed:
             return
@@ -218,7 +218,7 @@ class Upkeep:
             return
         self._timer_at = inf
         now = self._looked_at = self._clock()
-        everything: list[Right | Debt] = [*self._held, *self._owed.values()]
+        everything: list[HeldLease | OwedRelease] = [*self._held, *self._owed.values()]
         for each in everything:
             if each.due_at <= now:
                 each.postpone(now)
@@ -226,7 +226,7 @@ class Upkeep:
         if everything:
             self._expect(min(everything, key=_due_at))
 
-    def _send(self, each: Right | Debt) -> None:
+    def _send(self, each: HeldLease | OwedRelease) -> None:
         """Let *each* travel with all else that is due at its node in this iteration of the event loop."""
         node = self._store.node_of(each.key)
         self._due.setdefault(node, []).append(each)
@@ -239,8 +239,8 @@ class Upkeep:
         try:
             await asyncio.sleep(0)  # an eager task begins inside `_send`, before all that is due has come
             while due := self._due.pop(node, None):
-                rights = [each for each in due if isinstance(each, Right) and each in self._held]
-                debts = [each for each in due if isinstance(each, Debt) and self._is_open(each)]
+                rights = [each for each in due if isinstance(each, HeldLease) and each in self._held]
+                debts = [each for each in due if isinstance(each, OwedRelease) and self._is_open(each)]
                 requests = [self._renew(node, chunk) for chunk in _chunks(rights)]
                 requests += [self._release(node, chunk) for chunk in _chunks(debts)]
                 if len(requests) == 1:
@@ -250,19 +250,19 @@ class Upkeep:
         finally:
             self._busy.discard(node)
 
-    def _is_open(self, debt: Debt) -> bool:
+    def _is_open(self, debt: OwedRelease) -> bool:
         """Return whether *debt* is still owed; forget it if no lease can be left."""
         if debt.ends_at <= self._clock():
             self._owed.pop(debt.token, None)
         return debt.token in self._owed
 
-    async def _renew(self, node: str, rights: Sequence[Right]) -> None:
+    async def _renew(self, node: str, rights: Sequence[HeldLease]) -> None:
         asked_at = self._clock()
         wanted = [(right.key, right.token, right.length) for right in rights]
         ask = partial(self._store.renew, wanted)
         try:
             answers = await self._asking.ask("renew", node, ask, rights[0].counters, is_urgent=True)
-        except NoAnswer:
+        except StoreUnavailable:
             now = self._clock()
             for right in rights:  # they have some life left
                 right.due_at = now + right.length / _GATHERING
@@ -277,13 +277,13 @@ class Upkeep:
                 self._held.discard(right)
                 right.on_lost()
 
-    async def _release(self, node: str, debts: Sequence[Debt]) -> None:
+    async def _release(self, node: str, debts: Sequence[OwedRelease]) -> None:
         counters = debts[0].counters
         owed = [(debt.key, debt.token, debt.message, debt.is_unstored) for debt in debts]
         ask = partial(self._store.release, owed)
         try:
             answers = await self._asking.ask("release", node, ask, counters, is_urgent=True)
-        except NoAnswer:
+        except StoreUnavailable:
             now = self._clock()
             for debt in debts:
                 debt.extend(now)
@@ -295,7 +295,7 @@ class Upkeep:
                     self._owed.pop(debt.token, None)
         self._await_turns(debts)
 
-    def _await_turns(self, debts: Sequence[Debt]) -> None:
+    def _await_turns(self, debts: Sequence[OwedRelease]) -> None:
         """Come back for those of *debts* that are owed still."""
         for debt in debts:
             debt.counters = _UNCOUNTED
@@ -307,7 +307,7 @@ class Upkeep:
         self._asking.note_refusal(verb, str(refusal))
 
 
-def _due_at(each: Right | Debt) -> float:
+def _due_at(each: HeldLease | OwedRelease) -> float:
     return each.due_at
 
 

@@ -14,15 +14,15 @@ from weakref import WeakSet, finalize, ref
 
 from cachetools import FIFOCache
 
-from .._speed.front import Era, Front, Held
+from .._speed.front import ArgumentCache, Slot, Validity
 from .epochs import Generation
 
 _SPARED = 16  # entries that one eviction lets past, since they were used
 _LASTING = Generation()
-UNTRUSTED_LIFE = 1.0  # seconds that an entry lives while nobody would tell us of its invalidation
+UNTRUSTED_TTL = 1.0  # seconds that an entry lives while nobody would tell us of its invalidation
 
 
-class _Entries(FIFOCache[str, Held]):
+class _Entries(FIFOCache[str, Slot]):
     """Entries, and which of them have which tag.
 
     Attributes:
@@ -31,12 +31,12 @@ class _Entries(FIFOCache[str, Held]):
 
     def __init__(self, maxsize: int) -> None:
         super().__init__(maxsize)
-        self.held: dict[str, Held] = {}
+        self.held: dict[str, Slot] = {}
         self._tags: dict[str, Sequence[str]] = {}
         self._tagged: dict[str, set[str]] = {}
-        self._dead: list[Held] = []  # taken out, and not let go of before the books are right
+        self._dead: list[Slot] = []  # taken out, and not let go of before the books are right
 
-    def add(self, op: str, held: Held, tags: Sequence[str]) -> None:
+    def add(self, op: str, held: Slot, tags: Sequence[str]) -> None:
         """Keep *held*, in place of what was there, until it or one of its *tags* is invalidated."""
         self._take_out(op)
         self[op] = self.held[op] = held
@@ -60,7 +60,7 @@ class _Entries(FIFOCache[str, Held]):
             del self[op]
             self._bury(op)
 
-    def popitem(self) -> tuple[str, Held]:
+    def popitem(self) -> tuple[str, Slot]:
         """Make room: evict the oldest, but for those that were used since, a few at a time."""
         op, held = super().popitem()
         for _ in range(_SPARED):
@@ -105,8 +105,8 @@ class Memory:
         self._entries = _Entries(maxsize)
         self._clock = clock
         self._longest = inf
-        self._era = Era(clock, None if loop is None else ref(loop))
-        self._fronts: WeakSet[Front] = WeakSet()
+        self._era = Validity(clock, None if loop is None else ref(loop))
+        self._fronts: WeakSet[ArgumentCache] = WeakSet()
         self.on_lapse: Callable[[], object] = bool
         # A front lives as long as its function, and would keep values of a memory that is gone.
         finalize(self, _drop_all, self._fronts).atexit = False
@@ -120,7 +120,7 @@ class Memory:
         """
         return self._era.trusted_until
 
-    def get(self, op: str) -> Held | None:
+    def get(self, op: str) -> Slot | None:
         """Return the fresh entry of *op*, or `None`."""
         held = self._entries.held.get(op)
         if held is None:
@@ -135,13 +135,13 @@ class Memory:
         self._entries.discard(op)
         return None
 
-    def show(self, front: Front, args: tuple[Any, ...], held: Held) -> None:
+    def show(self, front: ArgumentCache, args: tuple[Any, ...], held: Slot) -> None:
         """Let *front* answer calls with *args* by itself, as long as *held* is fresh and kept here.
 
         A front answers in one event loop: the first that asks, until that is over. The others do without.
         """
-        if front.era is not self._era:
-            if front.era is not None and not _is_over(front.era):
+        if front.validity is not self._era:
+            if front.validity is not None and not _is_over(front.validity):
                 return
             front.serve(self._era)
             self._fronts.add(front)
@@ -154,7 +154,7 @@ class Memory:
         now = self._clock()
         if now >= self._era.trusted_until:
             self._lapse()
-        self._entries.add(op, Held(value, now + min(life, self._longest), generation), tags)
+        self._entries.add(op, Slot(value, now + min(life, self._longest), generation), tags)
 
     def drop(self, op: str) -> None:
         """Forget *op*."""
@@ -203,7 +203,7 @@ class Memory:
     def distrust(self) -> None:
         """Forget everything, and keep what comes for no longer than a second, until there is trust again."""
         self.clear()
-        self._longest = UNTRUSTED_LIFE
+        self._longest = UNTRUSTED_TTL
         self._era.trusted_until = inf
 
     def __contains__(self, op: str) -> bool:
@@ -213,13 +213,13 @@ class Memory:
         return len(self._entries.held)
 
 
-def _is_over(era: Era) -> bool:
-    """Whether the event loop that *era* belongs to will never run again."""
-    loop = None if era.loop is None else era.loop()
+def _is_over(validity: Validity) -> bool:
+    """Whether the event loop that *validity* belongs to will never run again."""
+    loop = None if validity.loop is None else validity.loop()
     return loop is None or loop.is_closed()
 
 
-def _drop_all(fronts: WeakSet[Front]) -> None:
+def _drop_all(fronts: WeakSet[ArgumentCache]) -> None:
     for front in tuple(fronts):
         fronts.discard(front)  # first: a destructor may have it serve again
         front.drop()

@@ -44,7 +44,7 @@ class Isolated:
         return self._reproduce(self._kept)
 
 
-def hand_out(kept: Any) -> Any:
+def for_caller(kept: Any) -> Any:
     """Return what one caller gets of what is *kept*: the thing itself, or a copy of their own."""
     return kept.copy() if kept.__class__ is Isolated else kept
 
@@ -277,14 +277,14 @@ class Operation:
             )
             raise CannotEncode(message) from error
 
-    def hand_out(self, kept: Any) -> Any:
+    def for_caller(self, kept: Any) -> Any:
         """Return what a caller of this operation gets of what is *kept*, by this or by another operation of the op.
 
         Raises:
             CannotEncode: it was kept as it is, callers of this one get copies, and there is no making one.
         """
         if kept.__class__ is Isolated or not self.policy.isolate:
-            return hand_out(kept)
+            return for_caller(kept)
         return self.isolate_value(kept, self.encode(kept)).copy()
 
     def context(self) -> Context:

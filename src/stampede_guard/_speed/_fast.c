@@ -1,10 +1,10 @@
-/* The compiled twin of the classes in _front.py, which say what they mean; the same tests run both.
+/* The compiled twin of the classes in pure.py, which say what they mean; the same tests run both.
 
    Nothing here decides anything new. What makes it fast: no Python frame for a hit, a dict look-up with the
    argument itself, and a coarse clock. Where anything is unusual, the answer is MISS, and Python decides.
 
    Python code may run inside any allocation of an object that is tracked (before 3.12 it may set off a collection),
-   any call, and any decrement of a count: it may drop a front, serve another era or kill an entry. So whatever is
+   any call, and any decrement of a count: it may drop a cache, serve another validity or kill an entry. So whatever is
    used after one of these is owned, objects are consistent before one, and counts are decremented last. */
 
 #define PY_SSIZE_T_CLEAN
@@ -14,9 +14,9 @@
 #include <stddef.h>
 #include <time.h>
 
-#define FORM 4 /* as in _pure.py: raise both when what they offer changes */
+#define FORM 5 /* as in pure.py: raise both when what they offer changes */
 
-static PyObject *miss;      /* what a front returns when it has no answer */
+static PyObject *miss;      /* what an ArgumentCache returns when it has no answer */
 static PyObject *monotonic; /* time.monotonic: the one clock that can be read without a call */
 
 static int takes_no_keywords(PyObject *kwargs, const char *name) {
@@ -25,28 +25,28 @@ static int takes_no_keywords(PyObject *kwargs, const char *name) {
     return 0;
 }
 
-/* Tally: the counter that a front counts up. */
+/* HitCounter: the counter that an ArgumentCache counts up. */
 
 typedef struct {
     PyObject_HEAD
     Py_ssize_t l1_hits;
-} Tally;
+} HitCounter;
 
-static PyMemberDef tally_members[] = {
-    {"l1_hits", T_PYSSIZET, offsetof(Tally, l1_hits), 0, NULL},
+static PyMemberDef counter_members[] = {
+    {"l1_hits", T_PYSSIZET, offsetof(HitCounter, l1_hits), 0, NULL},
     {NULL},
 };
 
-static PyTypeObject TallyType = {
+static PyTypeObject HitCounterType = {
     PyVarObject_HEAD_INIT(NULL, 0)
-    .tp_name = "stampede_guard._speed._fast.Tally",
-    .tp_basicsize = sizeof(Tally),
+    .tp_name = "stampede_guard._speed._fast.HitCounter",
+    .tp_basicsize = sizeof(HitCounter),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
-    .tp_members = tally_members,
+    .tp_members = counter_members,
     .tp_new = PyType_GenericNew,
 };
 
-/* Held: a value in memory. Tracked by the garbage collector only when its value is, as tuples are. */
+/* Slot: a value in memory. Tracked by the garbage collector only when its value is, as tuples are. */
 
 typedef struct {
     PyObject_HEAD
@@ -54,33 +54,33 @@ typedef struct {
     PyObject *generation; /* holds nothing that could lead back here, so it is not visited */
     double fresh_until;
     char used;
-} Held;
+} Slot;
 
-static int held_traverse(Held *self, visitproc visit, void *arg) {
+static int slot_traverse(Slot *self, visitproc visit, void *arg) {
     Py_VISIT(self->value);
     return 0;
 }
 
-static int held_clear(Held *self) {
+static int slot_clear(Slot *self) {
     Py_CLEAR(self->value);
     return 0;
 }
 
-static void held_dealloc(Held *self) {
+static void slot_dealloc(Slot *self) {
     PyObject_GC_UnTrack(self);
-    Py_TRASHCAN_BEGIN(self, held_dealloc) /* what is held may hold another, and so on */
+    Py_TRASHCAN_BEGIN(self, slot_dealloc) /* what is slot may hold another, and so on */
     Py_CLEAR(self->generation);
     Py_CLEAR(self->value);
     PyObject_GC_Del(self);
     Py_TRASHCAN_END
 }
 
-static PyObject *held_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+static PyObject *slot_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     PyObject *value, *generation = Py_None;
     double fresh_until;
-    if (!takes_no_keywords(kwargs, "Held")) return NULL;
-    if (!PyArg_ParseTuple(args, "Od|O:Held", &value, &fresh_until, &generation)) return NULL;
-    Held *self = PyObject_GC_New(Held, type);
+    if (!takes_no_keywords(kwargs, "Slot")) return NULL;
+    if (!PyArg_ParseTuple(args, "Od|O:Slot", &value, &fresh_until, &generation)) return NULL;
+    Slot *self = PyObject_GC_New(Slot, type);
     if (self == NULL) return NULL;
     Py_INCREF(value);
     self->value = value;
@@ -92,7 +92,7 @@ static PyObject *held_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) 
     return (PyObject *)self;
 }
 
-static PyObject *held_kill(Held *self, PyObject *Py_UNUSED(ignored)) {
+static PyObject *slot_kill(Slot *self, PyObject *Py_UNUSED(ignored)) {
     PyObject *value = self->value;
     self->fresh_until = -Py_HUGE_VAL;
     Py_INCREF(Py_None);
@@ -101,67 +101,67 @@ static PyObject *held_kill(Held *self, PyObject *Py_UNUSED(ignored)) {
     Py_RETURN_NONE;
 }
 
-static PyMethodDef held_methods[] = {
-    {"kill", (PyCFunction)held_kill, METH_NOARGS, NULL},
+static PyMethodDef slot_methods[] = {
+    {"kill", (PyCFunction)slot_kill, METH_NOARGS, NULL},
     {NULL},
 };
 
-static PyMemberDef held_members[] = {
-    {"value", T_OBJECT_EX, offsetof(Held, value), READONLY, NULL},
-    {"generation", T_OBJECT_EX, offsetof(Held, generation), READONLY, NULL},
-    {"fresh_until", T_DOUBLE, offsetof(Held, fresh_until), READONLY, NULL},
-    {"used", T_BOOL, offsetof(Held, used), 0, NULL},
+static PyMemberDef slot_members[] = {
+    {"value", T_OBJECT_EX, offsetof(Slot, value), READONLY, NULL},
+    {"generation", T_OBJECT_EX, offsetof(Slot, generation), READONLY, NULL},
+    {"fresh_until", T_DOUBLE, offsetof(Slot, fresh_until), READONLY, NULL},
+    {"used", T_BOOL, offsetof(Slot, used), 0, NULL},
     {NULL},
 };
 
-static PyTypeObject HeldType = {
+static PyTypeObject SlotType = {
     PyVarObject_HEAD_INIT(NULL, 0)
-    .tp_name = "stampede_guard._speed._fast.Held",
-    .tp_basicsize = sizeof(Held),
+    .tp_name = "stampede_guard._speed._fast.Slot",
+    .tp_basicsize = sizeof(Slot),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
-    .tp_traverse = (traverseproc)held_traverse,
-    .tp_clear = (inquiry)held_clear,
-    .tp_dealloc = (destructor)held_dealloc,
-    .tp_methods = held_methods,
-    .tp_members = held_members,
-    .tp_new = held_new,
+    .tp_traverse = (traverseproc)slot_traverse,
+    .tp_clear = (inquiry)slot_clear,
+    .tp_dealloc = (destructor)slot_dealloc,
+    .tp_methods = slot_methods,
+    .tp_members = slot_members,
+    .tp_new = slot_new,
 };
 
-/* Era: what all that one memory holds has in common. */
+/* Validity: what all that one memory holds has in common. */
 
 typedef struct {
     PyObject_HEAD
     PyObject *clock;
     PyObject *loop; /* a weak reference, or None */
     double trusted_until;
-} Era;
+} Validity;
 
-static int era_traverse(Era *self, visitproc visit, void *arg) {
+static int validity_traverse(Validity *self, visitproc visit, void *arg) {
     Py_VISIT(self->clock);
     Py_VISIT(self->loop);
     return 0;
 }
 
-static int era_clear(Era *self) {
+static int validity_clear(Validity *self) {
     Py_CLEAR(self->loop); /* first: without a loop the clock is not asked */
     Py_CLEAR(self->clock);
     return 0;
 }
 
-static void era_dealloc(Era *self) {
+static void validity_dealloc(Validity *self) {
     PyObject_GC_UnTrack(self);
-    era_clear(self);
+    validity_clear(self);
     Py_TYPE(self)->tp_free((PyObject *)self);
 }
 
-static PyObject *era_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+static PyObject *validity_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     PyObject *clock, *loop;
-    if (!takes_no_keywords(kwargs, "Era") || !PyArg_ParseTuple(args, "OO:Era", &clock, &loop)) return NULL;
+    if (!takes_no_keywords(kwargs, "Validity") || !PyArg_ParseTuple(args, "OO:Validity", &clock, &loop)) return NULL;
     if (loop != Py_None && !PyWeakref_CheckRef(loop)) {
         PyErr_SetString(PyExc_TypeError, "loop: a weak reference, or None");
         return NULL;
     }
-    Era *self = (Era *)type->tp_alloc(type, 0);
+    Validity *self = (Validity *)type->tp_alloc(type, 0);
     if (self == NULL) return NULL;
     Py_INCREF(clock);
     self->clock = clock;
@@ -171,23 +171,23 @@ static PyObject *era_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     return (PyObject *)self;
 }
 
-static PyMemberDef era_members[] = {
-    {"clock", T_OBJECT_EX, offsetof(Era, clock), READONLY, NULL},
-    {"loop", T_OBJECT_EX, offsetof(Era, loop), READONLY, NULL},
-    {"trusted_until", T_DOUBLE, offsetof(Era, trusted_until), 0, NULL},
+static PyMemberDef validity_members[] = {
+    {"clock", T_OBJECT_EX, offsetof(Validity, clock), READONLY, NULL},
+    {"loop", T_OBJECT_EX, offsetof(Validity, loop), READONLY, NULL},
+    {"trusted_until", T_DOUBLE, offsetof(Validity, trusted_until), 0, NULL},
     {NULL},
 };
 
-static PyTypeObject EraType = {
+static PyTypeObject ValidityType = {
     PyVarObject_HEAD_INIT(NULL, 0)
-    .tp_name = "stampede_guard._speed._fast.Era",
-    .tp_basicsize = sizeof(Era),
+    .tp_name = "stampede_guard._speed._fast.Validity",
+    .tp_basicsize = sizeof(Validity),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
-    .tp_traverse = (traverseproc)era_traverse,
-    .tp_clear = (inquiry)era_clear,
-    .tp_dealloc = (destructor)era_dealloc,
-    .tp_members = era_members,
-    .tp_new = era_new,
+    .tp_traverse = (traverseproc)validity_traverse,
+    .tp_clear = (inquiry)validity_clear,
+    .tp_dealloc = (destructor)validity_dealloc,
+    .tp_members = validity_members,
+    .tp_new = validity_new,
 };
 
 /* The time, a little late: what is certainly fresh is so by this clock too, the rest is for the exact one. */
@@ -195,7 +195,7 @@ static PyTypeObject EraType = {
 static double slack = 0.0; /* seconds that the coarse clock may be behind: three of its ticks, 10 ms at least */
 #endif
 
-static int era_now(Era *self, double *now) {
+static int validity_now(Validity *self, double *now) {
 #ifdef CLOCK_MONOTONIC_COARSE
     if (self->clock == monotonic) {
         struct timespec spec;
@@ -212,31 +212,31 @@ static int era_now(Era *self, double *now) {
     return !PyErr_Occurred();
 }
 
-/* Whether the era's loop is the one that runs here. A loop that runs has its thread's hooks for asynchronous
+/* Whether the validity's loop is the one that runs here. A loop that runs has its thread's hooks for asynchronous
    generators set to methods of its own; asyncio.get_running_loop() asks the kernel for the process's id on 3.11. */
-static int era_runs_here(Era *self) {
+static int validity_runs_here(Validity *self) {
     PyObject *hook = PyThreadState_Get()->async_gen_firstiter;
     if (hook == NULL || self->loop == NULL || self->loop == Py_None || !PyMethod_Check(hook)) return 0;
     return ((PyWeakReference *)self->loop)->wr_object == PyMethod_GET_SELF(hook);
 }
 
-/* Front: the hits of one function. */
+/* ArgumentCache: the hits of one function. */
 
 typedef struct {
     PyObject_HEAD
     vectorcallfunc vectorcall;
-    PyObject *table; /* by the argument, or a tuple of several: what is held */
-    Tally *tally;
-    Era *era; /* or NULL */
+    PyObject *table; /* by the argument, or a tuple of several: what is slot */
+    HitCounter *counter;
+    Validity *validity; /* or NULL */
     PyObject *weakrefs;
     Py_ssize_t room;
-} Front;
+} ArgumentCache;
 
 /* Equal ones of these classes are alike; 1, 1.0 and True are not. */
 #define IS_PLAIN(x) (PyLong_CheckExact(x) || PyUnicode_CheckExact(x) || (x) == Py_None)
 
 /* The key under which a call's answer stands, a new reference; NULL without an error if it has none. */
-static PyObject *front_key(PyObject *const *args, Py_ssize_t count) {
+static PyObject *cache_key(PyObject *const *args, Py_ssize_t count) {
     for (Py_ssize_t i = 0; i < count; i++)
         if (!IS_PLAIN(args[i])) return NULL;
     if (count == 1) {
@@ -252,79 +252,79 @@ static PyObject *front_key(PyObject *const *args, Py_ssize_t count) {
     return key;
 }
 
-static PyObject *front_look(Front *self, PyObject *const *args, size_t nargsf, PyObject *kwnames) {
+static PyObject *cache_look(ArgumentCache *self, PyObject *const *args, size_t nargsf, PyObject *kwnames) {
     if (kwnames != NULL && PyTuple_GET_SIZE(kwnames)) {
-        PyErr_SetString(PyExc_TypeError, "a front takes no keywords");
+        PyErr_SetString(PyExc_TypeError, "ArgumentCache takes no keywords");
         return NULL;
     }
-    PyObject *key = front_key(args, PyVectorcall_NARGS(nargsf));
+    PyObject *key = cache_key(args, PyVectorcall_NARGS(nargsf));
     if (key == NULL) {
         if (PyErr_Occurred()) return NULL;
         goto none;
     }
     /* Not before there is a key, as making one may run anything; comparing plain ones runs nothing. */
-    Era *era = self->era;
-    Held *held = era == NULL ? NULL : (Held *)PyDict_GetItemWithError(self->table, key);
+    Validity *validity = self->validity;
+    Slot *slot = validity == NULL ? NULL : (Slot *)PyDict_GetItemWithError(self->table, key);
     Py_DECREF(key);
-    if (held == NULL) {
+    if (slot == NULL) {
         if (PyErr_Occurred()) return NULL;
         goto none;
     }
-    if (!era_runs_here(era)) goto none;
+    if (!validity_runs_here(validity)) goto none;
     PyObject *table = self->table;
-    Py_INCREF(era); /* a clock written in Python may run anything */
+    Py_INCREF(validity); /* a clock written in Python may run anything */
     Py_INCREF(table);
-    Py_INCREF(held);
+    Py_INCREF(slot);
     double now;
     PyObject *answer = NULL;
-    if (era_now(era, &now)) {
-        int is_hit = now < held->fresh_until && now < era->trusted_until && held->value != NULL;
-        answer = is_hit ? held->value : miss;
+    if (validity_now(validity, &now)) {
+        int is_hit = now < slot->fresh_until && now < validity->trusted_until && slot->value != NULL;
+        answer = is_hit ? slot->value : miss;
         Py_INCREF(answer);
-        held->used |= is_hit;
-        self->tally->l1_hits += is_hit;
+        slot->used |= is_hit;
+        self->counter->l1_hits += is_hit;
     }
-    Py_DECREF(era); /* in the order of the reference: each may be the end of something that has a destructor */
+    Py_DECREF(validity); /* in the order of the reference: each may be the end of something that has a destructor */
     Py_DECREF(table);
-    Py_DECREF(held);
+    Py_DECREF(slot);
     return answer;
 none:
     Py_INCREF(miss);
     return miss;
 }
 
-static int front_traverse(Front *self, visitproc visit, void *arg) {
+static int cache_traverse(ArgumentCache *self, visitproc visit, void *arg) {
     Py_VISIT(self->table);
-    Py_VISIT(self->tally);
-    Py_VISIT(self->era);
+    Py_VISIT(self->counter);
+    Py_VISIT(self->validity);
     return 0;
 }
 
-/* The table and the tally stay, and clear themselves: a look must not find one of them missing. */
-static int front_clear(Front *self) {
-    Py_CLEAR(self->era);
+/* The table and the counter stay, and clear themselves: a look must not find one of them missing. */
+static int cache_clear(ArgumentCache *self) {
+    Py_CLEAR(self->validity);
     return 0;
 }
 
-static void front_dealloc(Front *self) {
+static void cache_dealloc(ArgumentCache *self) {
     PyObject_GC_UnTrack(self);
     if (self->weakrefs != NULL) PyObject_ClearWeakRefs((PyObject *)self);
-    Py_CLEAR(self->era);
+    Py_CLEAR(self->validity);
     Py_CLEAR(self->table);
-    Py_CLEAR(self->tally);
+    Py_CLEAR(self->counter);
     Py_TYPE(self)->tp_free((PyObject *)self);
 }
 
-static PyObject *front_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    PyObject *tally;
+static PyObject *cache_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+    PyObject *counter;
     Py_ssize_t room;
-    if (!takes_no_keywords(kwargs, "Front") || !PyArg_ParseTuple(args, "O!n:Front", &TallyType, &tally, &room)) return NULL;
-    Front *self = (Front *)type->tp_alloc(type, 0);
+    if (!takes_no_keywords(kwargs, "ArgumentCache") || !PyArg_ParseTuple(args, "O!n:ArgumentCache", &HitCounterType, &counter, &room)) return NULL;
+    ArgumentCache *self = (ArgumentCache *)type->tp_alloc(type, 0);
     if (self == NULL) return NULL;
-    Py_INCREF(tally);
-    self->tally = (Tally *)tally;
+    Py_INCREF(counter);
+    self->counter = (HitCounter *)counter;
     self->room = room;
-    self->vectorcall = (vectorcallfunc)front_look;
+    self->vectorcall = (vectorcallfunc)cache_look;
     self->table = PyDict_New();
     if (self->table == NULL) {
         Py_DECREF(self);
@@ -333,44 +333,44 @@ static PyObject *front_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     return (PyObject *)self;
 }
 
-/* Answer from *era*, or from nowhere if it is NULL. */
-static PyObject *front_turn_to(Front *self, PyObject *era) {
+/* Answer from *validity*, or from nowhere if it is NULL. */
+static PyObject *cache_turn_to(ArgumentCache *self, PyObject *validity) {
     PyObject *table = PyDict_New();
     if (table == NULL) return NULL;
-    PyObject *old_table = self->table, *old_era = (PyObject *)self->era;
-    Py_XINCREF(era);
+    PyObject *old_table = self->table, *old_era = (PyObject *)self->validity;
+    Py_XINCREF(validity);
     self->table = table; /* both at once: whatever a value's end runs must not find the one with the other */
-    self->era = (Era *)era;
+    self->validity = (Validity *)validity;
     Py_DECREF(old_table);
     Py_XDECREF(old_era);
     Py_RETURN_NONE;
 }
 
-static PyObject *front_serve(Front *self, PyObject *era) {
-    if (!PyObject_TypeCheck(era, &EraType)) {
-        PyErr_SetString(PyExc_TypeError, "era: an Era");
+static PyObject *cache_serve(ArgumentCache *self, PyObject *validity) {
+    if (!PyObject_TypeCheck(validity, &ValidityType)) {
+        PyErr_SetString(PyExc_TypeError, "validity: an Validity");
         return NULL;
     }
-    return front_turn_to(self, era);
+    return cache_turn_to(self, validity);
 }
 
-static PyObject *front_drop(Front *self, PyObject *Py_UNUSED(ignored)) {
-    return front_turn_to(self, NULL);
+static PyObject *cache_drop(ArgumentCache *self, PyObject *Py_UNUSED(ignored)) {
+    return cache_turn_to(self, NULL);
 }
 
-static PyObject *front_note(Front *self, PyObject *const *args, Py_ssize_t count) {
-    if (count != 3 || !PyTuple_Check(args[0]) || !PyObject_TypeCheck(args[1], &HeldType)) {
-        PyErr_SetString(PyExc_TypeError, "note: a tuple of arguments, what is held, and its era");
+static PyObject *cache_note(ArgumentCache *self, PyObject *const *args, Py_ssize_t count) {
+    if (count != 3 || !PyTuple_Check(args[0]) || !PyObject_TypeCheck(args[1], &SlotType)) {
+        PyErr_SetString(PyExc_TypeError, "note: a tuple of arguments, what is slot, and its validity");
         return NULL;
     }
-    PyObject *key = front_key(((PyTupleObject *)args[0])->ob_item, PyTuple_GET_SIZE(args[0]));
+    PyObject *key = cache_key(((PyTupleObject *)args[0])->ob_item, PyTuple_GET_SIZE(args[0]));
     if (key == NULL) {
         if (PyErr_Occurred()) return NULL;
         Py_RETURN_NONE;
     }
     int failed = 0;
-    if ((PyObject *)self->era == args[2]) {
-        PyObject *table = self->table; /* that of this era, even if the values that go have another served */
+    if ((PyObject *)self->validity == args[2]) {
+        PyObject *table = self->table; /* that of this validity, even if the values that go have another served */
         Py_INCREF(table);
         if (PyDict_GET_SIZE(table) >= self->room) PyDict_Clear(table);
         failed = PyDict_SetItem(table, key, args[1]);
@@ -381,52 +381,52 @@ static PyObject *front_note(Front *self, PyObject *const *args, Py_ssize_t count
     Py_RETURN_NONE;
 }
 
-static Py_ssize_t front_length(Front *self) {
+static Py_ssize_t cache_length(ArgumentCache *self) {
     return PyDict_GET_SIZE(self->table);
 }
 
-static PyMethodDef front_methods[] = {
-    {"serve", (PyCFunction)front_serve, METH_O, NULL},
-    {"drop", (PyCFunction)front_drop, METH_NOARGS, NULL},
-    {"note", (PyCFunction)(void (*)(void))front_note, METH_FASTCALL, NULL},
+static PyMethodDef cache_methods[] = {
+    {"serve", (PyCFunction)cache_serve, METH_O, NULL},
+    {"drop", (PyCFunction)cache_drop, METH_NOARGS, NULL},
+    {"note", (PyCFunction)(void (*)(void))cache_note, METH_FASTCALL, NULL},
     {NULL},
 };
 
-static PyMemberDef front_members[] = {
-    {"era", T_OBJECT, offsetof(Front, era), READONLY, NULL},
-    {"__vectorcalloffset__", T_PYSSIZET, offsetof(Front, vectorcall), READONLY, NULL},
+static PyMemberDef cache_members[] = {
+    {"validity", T_OBJECT, offsetof(ArgumentCache, validity), READONLY, NULL},
+    {"__vectorcalloffset__", T_PYSSIZET, offsetof(ArgumentCache, vectorcall), READONLY, NULL},
     {NULL},
 };
 
-static PySequenceMethods front_as_sequence = {.sq_length = (lenfunc)front_length};
+static PySequenceMethods cache_as_sequence = {.sq_length = (lenfunc)cache_length};
 
-static PyTypeObject FrontType = {
+static PyTypeObject ArgumentCacheType = {
     PyVarObject_HEAD_INIT(NULL, 0)
-    .tp_name = "stampede_guard._speed._fast.Front",
-    .tp_basicsize = sizeof(Front),
+    .tp_name = "stampede_guard._speed._fast.ArgumentCache",
+    .tp_basicsize = sizeof(ArgumentCache),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL,
-    .tp_vectorcall_offset = offsetof(Front, vectorcall),
-    .tp_weaklistoffset = offsetof(Front, weakrefs),
+    .tp_vectorcall_offset = offsetof(ArgumentCache, vectorcall),
+    .tp_weaklistoffset = offsetof(ArgumentCache, weakrefs),
     .tp_call = PyVectorcall_Call,
-    .tp_as_sequence = &front_as_sequence,
-    .tp_traverse = (traverseproc)front_traverse,
-    .tp_clear = (inquiry)front_clear,
-    .tp_dealloc = (destructor)front_dealloc,
-    .tp_methods = front_methods,
-    .tp_members = front_members,
-    .tp_new = front_new,
+    .tp_as_sequence = &cache_as_sequence,
+    .tp_traverse = (traverseproc)cache_traverse,
+    .tp_clear = (inquiry)cache_clear,
+    .tp_dealloc = (destructor)cache_dealloc,
+    .tp_methods = cache_methods,
+    .tp_members = cache_members,
+    .tp_new = cache_new,
 };
 
-/* Callee: an object that is called like the function it holds, and binds as functions do. */
+/* FunctionProxy: an object that is called like the function it holds, and binds as functions do. */
 
 typedef struct {
     PyObject_HEAD
     vectorcallfunc vectorcall;
     PyObject *function; /* or NULL */
     PyObject *receiver; /* or NULL: what it is bound to */
-} Callee;
+} FunctionProxy;
 
-static PyObject *callee_call(Callee *self, PyObject *const *args, size_t nargsf, PyObject *kwnames) {
+static PyObject *proxy_call(FunctionProxy *self, PyObject *const *args, size_t nargsf, PyObject *kwnames) {
     PyObject *called = self->function;
     if (called == NULL) {
         PyErr_SetString(PyExc_AttributeError, "_call");
@@ -443,7 +443,7 @@ static PyObject *callee_call(Callee *self, PyObject *const *args, size_t nargsf,
     PyObject *answer = NULL;
     if (is_function) {
         answer = PyObject_Vectorcall(called, args, nargsf, kwnames);
-    } else if (!Py_EnterRecursiveCall(" while calling what a Callee holds")) {
+    } else if (!Py_EnterRecursiveCall(" while calling what a FunctionProxy holds")) {
         answer = PyObject_Vectorcall(called, args, nargsf, kwnames);
         Py_LeaveRecursiveCall();
     }
@@ -451,34 +451,34 @@ static PyObject *callee_call(Callee *self, PyObject *const *args, size_t nargsf,
     return answer;
 }
 
-static int callee_traverse(Callee *self, visitproc visit, void *arg) {
+static int proxy_traverse(FunctionProxy *self, visitproc visit, void *arg) {
     Py_VISIT(self->function);
     Py_VISIT(self->receiver);
     return 0;
 }
 
-static int callee_clear(Callee *self) {
+static int proxy_clear(FunctionProxy *self) {
     Py_CLEAR(self->function);
     Py_CLEAR(self->receiver);
     return 0;
 }
 
-static void callee_dealloc(Callee *self) {
+static void proxy_dealloc(FunctionProxy *self) {
     PyObject_GC_UnTrack(self);
-    Py_TRASHCAN_BEGIN(self, callee_dealloc) /* as above */
-    callee_clear(self);
+    Py_TRASHCAN_BEGIN(self, proxy_dealloc) /* as above */
+    proxy_clear(self);
     Py_TYPE(self)->tp_free((PyObject *)self);
     Py_TRASHCAN_END
 }
 
-static PyObject *callee_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    Callee *self = (Callee *)type->tp_alloc(type, 0);
-    if (self != NULL) self->vectorcall = (vectorcallfunc)callee_call;
+static PyObject *proxy_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+    FunctionProxy *self = (FunctionProxy *)type->tp_alloc(type, 0);
+    if (self != NULL) self->vectorcall = (vectorcallfunc)proxy_call;
     return (PyObject *)self;
 }
 
-static PyObject *callee_bound_to(Callee *self, PyObject *receiver) {
-    Callee *bound = (Callee *)callee_new(Py_TYPE(self), NULL, NULL);
+static PyObject *proxy_bound_to(FunctionProxy *self, PyObject *receiver) {
+    FunctionProxy *bound = (FunctionProxy *)proxy_new(Py_TYPE(self), NULL, NULL);
     if (bound == NULL) return NULL;
     if (self->function == NULL) {
         PyErr_SetString(PyExc_AttributeError, "_call");
@@ -499,57 +499,57 @@ static PyObject *callee_bound_to(Callee *self, PyObject *receiver) {
     return (PyObject *)bound;
 }
 
-static PyObject *callee_get(PyObject *self, PyObject *instance, PyObject *owner) {
-    int is_free = instance != NULL && instance != Py_None && ((Callee *)self)->receiver == NULL;
-    if (is_free) return callee_bound_to((Callee *)self, instance);
+static PyObject *proxy_get(PyObject *self, PyObject *instance, PyObject *owner) {
+    int is_free = instance != NULL && instance != Py_None && ((FunctionProxy *)self)->receiver == NULL;
+    if (is_free) return proxy_bound_to((FunctionProxy *)self, instance);
     Py_INCREF(self);
     return self;
 }
 
-static PyTypeObject CalleeType;
+static PyTypeObject FunctionProxyType;
 
 /* Before 3.12 a class written in Python does not inherit the fast way to be called, although it inherits the call. */
-static PyObject *callee_init_subclass(PyObject *type, PyObject *Py_UNUSED(ignored)) {
+static PyObject *proxy_init_subclass(PyObject *type, PyObject *Py_UNUSED(ignored)) {
 #if PY_VERSION_HEX < 0x030C0000
     if (((PyTypeObject *)type)->tp_call == PyVectorcall_Call) { /* it has no __call__ of its own */
         ((PyTypeObject *)type)->tp_flags |= Py_TPFLAGS_HAVE_VECTORCALL;
         PyType_Modified((PyTypeObject *)type);
     }
 #endif
-    PyObject *above = PyObject_CallFunctionObjArgs((PyObject *)&PySuper_Type, (PyObject *)&CalleeType, type, NULL);
+    PyObject *above = PyObject_CallFunctionObjArgs((PyObject *)&PySuper_Type, (PyObject *)&FunctionProxyType, type, NULL);
     if (above == NULL) return NULL;
     PyObject *none = PyObject_CallMethod(above, "__init_subclass__", NULL);
     Py_DECREF(above);
     return none;
 }
 
-static PyMethodDef callee_methods[] = {
-    {"__init_subclass__", (PyCFunction)callee_init_subclass, METH_NOARGS | METH_CLASS, NULL},
-    {"bound_to", (PyCFunction)callee_bound_to, METH_O, NULL},
+static PyMethodDef proxy_methods[] = {
+    {"__init_subclass__", (PyCFunction)proxy_init_subclass, METH_NOARGS | METH_CLASS, NULL},
+    {"bound_to", (PyCFunction)proxy_bound_to, METH_O, NULL},
     {NULL},
 };
 
-static PyMemberDef callee_members[] = {
-    {"_call", T_OBJECT_EX, offsetof(Callee, function), 0, NULL},
-    {"_receiver", T_OBJECT, offsetof(Callee, receiver), READONLY, NULL},
-    {"__vectorcalloffset__", T_PYSSIZET, offsetof(Callee, vectorcall), READONLY, NULL},
+static PyMemberDef proxy_members[] = {
+    {"_call", T_OBJECT_EX, offsetof(FunctionProxy, function), 0, NULL},
+    {"_receiver", T_OBJECT, offsetof(FunctionProxy, receiver), READONLY, NULL},
+    {"__vectorcalloffset__", T_PYSSIZET, offsetof(FunctionProxy, vectorcall), READONLY, NULL},
     {NULL},
 };
 
-static PyTypeObject CalleeType = {
+static PyTypeObject FunctionProxyType = {
     PyVarObject_HEAD_INIT(NULL, 0)
-    .tp_name = "stampede_guard._speed._fast.Callee",
-    .tp_basicsize = sizeof(Callee),
+    .tp_name = "stampede_guard._speed._fast.FunctionProxy",
+    .tp_basicsize = sizeof(FunctionProxy),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL,
-    .tp_vectorcall_offset = offsetof(Callee, vectorcall),
+    .tp_vectorcall_offset = offsetof(FunctionProxy, vectorcall),
     .tp_call = PyVectorcall_Call,
-    .tp_traverse = (traverseproc)callee_traverse,
-    .tp_clear = (inquiry)callee_clear,
-    .tp_dealloc = (destructor)callee_dealloc,
-    .tp_descr_get = callee_get,
-    .tp_methods = callee_methods,
-    .tp_members = callee_members,
-    .tp_new = callee_new,
+    .tp_traverse = (traverseproc)proxy_traverse,
+    .tp_clear = (inquiry)proxy_clear,
+    .tp_dealloc = (destructor)proxy_dealloc,
+    .tp_descr_get = proxy_get,
+    .tp_methods = proxy_methods,
+    .tp_members = proxy_members,
+    .tp_new = proxy_new,
 };
 
 static PyModuleDef definition = {
@@ -576,7 +576,7 @@ PyMODINIT_FUNC PyInit__fast(void) {
     miss = _PyObject_New(&PyBaseObject_Type);
     if (miss == NULL || PyModule_AddObjectRef(module, "MISS", miss) < 0) goto failed;
     if (PyModule_AddIntConstant(module, "FORM", FORM) < 0) goto failed;
-    PyTypeObject *types[] = {&TallyType, &HeldType, &EraType, &FrontType, &CalleeType};
+    PyTypeObject *types[] = {&HitCounterType, &SlotType, &ValidityType, &ArgumentCacheType, &FunctionProxyType};
     for (size_t i = 0; i < sizeof(types) / sizeof(*types); i++)
         if (PyModule_AddType(module, types[i]) < 0) goto failed;
     return module;

@@ -16,9 +16,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from . import pure
-from .pure import MISS, Callee, Era, Front, Held, Tally
+from .pure import MISS, ArgumentCache, FunctionProxy, HitCounter, Slot, Validity
 
-__all__ = ("MISS", "Callee", "Era", "Front", "Held", "Tally", "is_compiled")
+__all__ = ("MISS", "ArgumentCache", "FunctionProxy", "HitCounter", "Slot", "Validity", "is_compiled")
 
 is_compiled = False
 
@@ -27,5 +27,5 @@ if not TYPE_CHECKING and not os.environ.get("STAMPEDE_GUARD_PURE"):
         _fast = import_module(f"{__package__}._fast")
         is_compiled = _fast.FORM == pure.FORM  # else it was compiled from another release's source
         if is_compiled:
-            MISS, Tally, Held, Era = _fast.MISS, _fast.Tally, _fast.Held, _fast.Era
-            Front, Callee = _fast.Front, _fast.Callee
+            MISS, HitCounter, Slot, Validity = _fast.MISS, _fast.HitCounter, _fast.Slot, _fast.Validity
+            ArgumentCache, FunctionProxy = _fast.ArgumentCache, _fast.FunctionProxy

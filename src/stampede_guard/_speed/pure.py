@@ -6,16 +6,16 @@ from math import inf
 from typing import Any, Self
 from weakref import ref
 
-__all__ = ("MISS", "Callee", "Era", "Front", "Held", "Tally")
+__all__ = ("MISS", "ArgumentCache", "FunctionProxy", "HitCounter", "Slot", "Validity")
 
 MISS: Any = object()
 
-FORM = 4  # raised whenever what is here changes, here and in `_fast.c`: what was compiled before is of no use then
+FORM = 5  # raised whenever what is here changes, here and in `_fast.c`: what was compiled before is of no use then
 
 _PLAIN = frozenset({int, str, type(None)})  # equal ones of these classes are alike; 1, 1.0 and True are not
 
 
-class Tally:
+class HitCounter:
     """The counter that a front counts up; the base of an operation's counters."""
 
     __slots__ = ("l1_hits",)
@@ -24,7 +24,7 @@ class Tally:
         self.l1_hits = 0
 
 
-class Held:
+class Slot:
     """A value in memory.
 
     Args:
@@ -50,7 +50,7 @@ class Held:
         self.value = None
 
 
-class Era:
+class Validity:
     """What all that one memory holds has in common.
 
     Args:
@@ -69,58 +69,58 @@ class Era:
         self.trusted_until = inf
 
 
-class Front:
+class ArgumentCache:
     """The hits of one function, in one event loop at a time.
 
     Args:
-        tally: Where hits are counted.
+        counter: Where hits are counted.
         room: How many calls are known at most; then all are forgotten, and learnt anew.
     """
 
-    __slots__ = ("__weakref__", "_room", "_serving", "_tally")
+    __slots__ = ("__weakref__", "_counter", "_room", "_serving")
 
-    def __init__(self, tally: Tally, room: int, /) -> None:
-        self._tally = tally
+    def __init__(self, counter: HitCounter, room: int, /) -> None:
+        self._counter = counter
         self._room = room
         # One attribute for both: neither another thread nor a destructor finds the one with the other's successor.
-        self._serving: tuple[Era | None, dict[Any, Held]] = (None, {})
+        self._serving: tuple[Validity | None, dict[Any, Slot]] = (None, {})
 
     @property
-    def era(self) -> Era | None:
+    def validity(self) -> Validity | None:
         """What it answers from; `None` if from nowhere."""
         return self._serving[0]
 
     def __call__(self, *args: Any) -> Any:
         """Return the answer to a call with these arguments, or `MISS`; only in a coroutine, since it may go stale."""
-        era, table = self._serving
+        validity, table = self._serving
         key = args[0] if len(args) == 1 else args
-        if era is None or not (key.__class__ in _PLAIN or (key is args and _is_plain(args))):
+        if validity is None or not (key.__class__ in _PLAIN or (key is args and _is_plain(args))):
             return MISS
-        held = table.get(key)
+        slot = table.get(key)
         # Before the clock is asked, which may run anything.
-        if held is None or era.loop is None or era.loop() is not asyncio._get_running_loop():  # noqa: SLF001  # the documented one raises
+        if slot is None or validity.loop is None or validity.loop() is not asyncio._get_running_loop():  # noqa: SLF001  # the documented one raises
             return MISS
-        now = era.clock()
-        if not now < held.fresh_until or not now < era.trusted_until:
+        now = validity.clock()
+        if not now < slot.fresh_until or not now < validity.trusted_until:
             return MISS
-        held.used = True
-        self._tally.l1_hits += 1
-        return held.value
+        slot.used = True
+        self._counter.l1_hits += 1
+        return slot.value
 
-    def serve(self, era: Era, /) -> None:
-        """Answer from *era* from now on."""
-        self._serving = era, {}
+    def serve(self, validity: Validity, /) -> None:
+        """Answer from *validity* from now on."""
+        self._serving = validity, {}
 
-    def note(self, args: tuple[Any, ...], held: Held, era: Era, /) -> None:
-        """Answer calls with *args* with what is *held*, if such calls can be told apart for sure.
+    def note(self, args: tuple[Any, ...], slot: Slot, validity: Validity, /) -> None:
+        """Answer calls with *args* with what is *slot*, if such calls can be told apart for sure.
 
-        Unless *era*, which it is from, is not the one to answer from: another event loop's thread may have been faster.
+        Unless *validity*, which it is from, is no longer the present one: the thread of another loop may be faster.
         """
         present, table = self._serving
-        if present is era and _is_plain(args):
+        if present is validity and _is_plain(args):
             if len(table) >= self._room:
                 table.clear()
-            table[args[0] if len(args) == 1 else args] = held
+            table[args[0] if len(args) == 1 else args] = slot
 
     def drop(self) -> None:
         """Know nothing, and answer from nowhere."""
@@ -130,7 +130,7 @@ class Front:
         return len(self._serving[1])
 
 
-class Callee:
+class FunctionProxy:
     """An object that is called like the function it holds, and binds as functions do. Classes of it have a dict.
 
     A call of a bound method begins with a new object, so that has to be cheap: it shares the dict.

@@ -12,16 +12,16 @@ from typing import Literal, NamedTuple, Protocol
 from .._codecs.fingerprint import NO_FINGERPRINT
 
 __all__ = (
-    "Begun",
-    "Crowded",
+    "AcquireResult",
     "Echo",
+    "KeysChanged",
     "LeasingStore",
+    "PendingAcquire",
     "Refused",
     "Store",
+    "StoreOverloaded",
     "Stored",
     "Subscription",
-    "Touched",
-    "Verdict",
 )
 
 
@@ -36,7 +36,7 @@ LOST_TOGETHER = "lost together with others, for one of which it counts against t
 """Note on the exceptions of all but one of the operations that one failure has ended."""
 
 
-class Crowded(Exception):  # noqa: N818  # says nothing about the node
+class StoreOverloaded(Exception):  # noqa: N818  # says nothing about the node
     """There were too many operations before this one, and it was given up before the node heard of it."""
 
 
@@ -77,7 +77,7 @@ class Store(Protocol):
         """Close every connection."""
 
 
-class Verdict(NamedTuple):
+class AcquireResult(NamedTuple):
     """A store's answer to a flight that asks for a value, or else for the right to load it.
 
     Attributes:
@@ -96,7 +96,7 @@ class Verdict(NamedTuple):
     sent_at: float | None = None
 
 
-class Touched(NamedTuple):
+class KeysChanged(NamedTuple):
     """Word of the server's that keys were written or deleted, by whomever.
 
     Attributes:
@@ -119,12 +119,12 @@ class Echo(NamedTuple):
 class Subscription(Protocol):
     """What comes in on the bus, from the moment at which it was opened."""
 
-    async def next(self) -> bytes | Touched | Echo:
+    async def next(self) -> bytes | KeysChanged | Echo:
         """Return the next message; raises when one may have been lost."""
         ...
 
 
-class Begun(Protocol):
+class PendingAcquire(Protocol):
     """A question that was put without waiting for anything, and its answer."""
 
     error: Exception | None
@@ -139,7 +139,7 @@ class Begun(Protocol):
         ...
 
     @property
-    def verdict(self) -> Verdict | None:
+    def verdict(self) -> AcquireResult | None:
         """The answer; `None` if there is more to it, which `LeasingStore.conclude` knows, or none."""
         ...
 
@@ -174,7 +174,7 @@ class LeasingStore(Protocol):
     async def open(self) -> None:
         """Get ready; raises if the node does not answer, which is no reason not to start."""
 
-    async def glance(self, key: str, tags: Sequence[str], fingerprint: bytes = NO_FINGERPRINT) -> Verdict | None:
+    async def glance(self, key: str, tags: Sequence[str], fingerprint: bytes = NO_FINGERPRINT) -> AcquireResult | None:
         """Return what a good replica has; `None` if there is no value with *fingerprint*, or no good replica."""
         ...
 
@@ -186,9 +186,9 @@ class LeasingStore(Protocol):
         lease: float,
         unwanted: bytes,
         marks_life: float,
-        former: str = "",
+        previous_token: str = "",
         fingerprint: bytes = NO_FINGERPRINT,
-    ) -> Verdict:
+    ) -> AcquireResult:
         """Return the value, or give or deny the holder of *token* the right to load, in one round trip.
 
         Args:
@@ -199,7 +199,7 @@ class LeasingStore(Protocol):
             unwanted: Nothing, or `=` and the token that stored the value that will not do, or `*`: whatever
                 is there is not wanted, and whoever else is loading loses the right to.
             marks_life: Seconds that the tags' marks have to last.
-            former: An earlier token of the same flight's, whose request went unanswered; what it got passes over.
+            previous_token: An earlier token of the same flight, whose request went unanswered; its lease passes over.
             fingerprint: Of the values that will do. The right to load is one for all fingerprints.
         """
         ...
@@ -212,7 +212,7 @@ class LeasingStore(Protocol):
         marks_life: float,
         fingerprint: bytes,
         on_answer: Callable[[], None],
-    ) -> Begun | None:
+    ) -> PendingAcquire | None:
         """Begin to `acquire` under a token of the store's choice; `None` if that would take waiting.
 
         *on_answer* is called once, from another step of the event loop, and raises nothing that concerns others; the
@@ -220,7 +220,7 @@ class LeasingStore(Protocol):
         """
         ...
 
-    async def conclude(self, begun: Begun, token: str) -> Verdict:
+    async def conclude(self, begun: PendingAcquire, token: str) -> AcquireResult:
         """Return or raise what `acquire` would have, after the answer; *token* is the flight's, if it had none yet."""
         ...
 
@@ -233,13 +233,13 @@ class LeasingStore(Protocol):
         version: int | None,
         message: bytes,
         *,
-        tell_all: bool,
+        always_publish: bool,
     ) -> bool:
         """Store *envelope* for *life* seconds and give the right back; return whether *token* still had it.
 
-        Values with other fingerprints than the one in *envelope* may stay beside it, but not if *tell_all*.
-        *message* is published if another flight waits, or if *tell_all*. A refusal then drops the value, too: it may be
-        older. A version that was too low with it is the lowest that is acceptable from then on.
+        Values with other fingerprints than the one in *envelope* may stay beside it, but not if *always_publish*.
+        *message* is published if another flight waits, or if *always_publish*. A refusal then drops the value, too:
+        it may be older. A version that was too low with it is the lowest that is acceptable from then on.
         """
         ...
 

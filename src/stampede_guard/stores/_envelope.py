@@ -26,7 +26,7 @@ def key_digest(key: str) -> bytes:
     return blake2b(key.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
-class Opened(NamedTuple):
+class Unsealed(NamedTuple):
     """A value in an envelope.
 
     Attributes:
@@ -89,7 +89,7 @@ def offers(envelope: bytes, life: int, fingerprint: bytes, unwanted: bytes) -> b
     return is_alive and b"=" + token != unwanted
 
 
-def unseal(key: str, envelope: bytes, fingerprint: bytes = NO_FINGERPRINT) -> Opened | None:
+def unseal(key: str, envelope: bytes, fingerprint: bytes = NO_FINGERPRINT) -> Unsealed | None:
     """Return the value with *fingerprint*, or `None` if this is not, whole, what was stored for *key*."""
     if len(envelope) < _FIRST.size:
         return None
@@ -105,7 +105,7 @@ def unseal(key: str, envelope: bytes, fingerprint: bytes = NO_FINGERPRINT) -> Op
     start, ends = begins + marks * _MARK, begins + length
     if magic != _MAGIC or digest != key_digest(key) or end != len(envelope) or start > ends:
         return None
-    return Opened(
+    return Unsealed(
         envelope[start:ends],
         tuple([envelope[mark : mark + _MARK] for mark in range(begins, start, _MARK)]),
         token,

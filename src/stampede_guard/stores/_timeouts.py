@@ -8,7 +8,7 @@ _STEPS = 8  # an answer takes some iterations of the loop: to be sent, to be rea
 _STALLS = 16
 
 
-class Patience:
+class StallTolerantTimeout:
     """Ends its block with `TimeoutError` after *duration* seconds in which the event loop was on time.
 
     While the loop is busy elsewhere, the answer of a healthy server lies in the socket. A plain timer would be due

@@ -22,18 +22,18 @@ from .._codecs.fingerprint import NO_FINGERPRINT
 from .._operations.options import Duration, count, flag, seconds
 from .._tokens import new_token
 from ..errors import ConfigurationError
-from . import Begun, Echo, Refused, Subscription, Touched, Verdict
+from . import AcquireResult, Echo, KeysChanged, PendingAcquire, Refused, Subscription
 from ._envelope import LONGEST_HEADER, tokens_of
 from ._redis import scripts
 from ._redis.client import describe
-from ._redis.node import Command, Limits, Node, NotPrimaryError, Redirected
-from ._redis.pipeline import Batches
-from ._redis.requests import Look, Question, Told, as_verdict, marking
+from ._redis.node import Command, ConnectionLimits, Node, NotPrimaryError, Redirected
+from ._redis.pipeline import Pipeliner
+from ._redis.requests import AcquireRequest, CallbackReply, CommandRequest, as_verdict, marking
 from ._redis.resp import UnexpectedReply
 from ._redis.scripts import Call
 from ._redis.topology.factory import make_topology
 from ._redis.urls import Servers
-from ._timeouts import Patience
+from ._timeouts import StallTolerantTimeout
 
 _ROOM = 1024  # bytes for the header of a value
 _RELEASES = 2  # whose longest values fit into one envelope, beside each other
@@ -44,7 +44,7 @@ _ABILITIES = frozenset({"leases", "backplane", "tags", "versions"})
 _TOGETHER = 64  # operations that may wait for each connection
 _KNOWN = 64  # nodes whose batches are remembered, be there any or not
 _NODES = 8  # tries to find another node than the one that is listened to
-_TOUCHED = b"__redis__:invalidate"  # the channel on which a server tells of keys
+_INVALIDATE_CHANNEL = b"__redis__:invalidate"  # the channel on which a server tells of keys
 
 
 class RedisStore:
@@ -87,7 +87,7 @@ class RedisStore:
         flag("tracking", tracking)
         self._tracks = tracking
         self.capabilities = _ABILITIES | {"tracking"} if tracking else _ABILITIES
-        limits = Limits(
+        limits = ConnectionLimits(
             seconds("deadline", deadline),
             seconds("connect_timeout", connect_timeout),
             count("max_connections", max_connections),
@@ -107,10 +107,10 @@ class RedisStore:
         self._echoes = new_token()
         self._topology = make_topology(described, limits, time.monotonic, **tls)
         self.has_replicas = self._topology.has_replicas
-        self._batches: dict[Node, Batches] = {}
+        self._batches: dict[Node, Pipeliner] = {}
         self._incarnations: dict[str, str] = {}
         self._restarts = 0
-        self._ear = ""  # name of the node that is listened to
+        self._bus_node = ""  # name of the node that is listened to
 
     @property
     def generation(self) -> int:
@@ -133,7 +133,7 @@ class RedisStore:
         """Find the servers, log in and say PING."""
         await self._topology.open()
 
-    async def glance(self, key: str, tags: Sequence[str], fingerprint: bytes = NO_FINGERPRINT) -> Verdict | None:
+    async def glance(self, key: str, tags: Sequence[str], fingerprint: bytes = NO_FINGERPRINT) -> AcquireResult | None:
         """Read the value, its remaining life and its tags' marks from good replicas, in one round trip."""
         node = self._topology.replica(key)
         if node is None:
@@ -141,12 +141,12 @@ class RedisStore:
         places = [self._topology.replica(tag) or self._topology.primary(tag) for tag in tags]
         await self._when_there_is_room(node)
         try:
-            answer = await self._look(node, Look(key, None, self._last, tuple(tags), 0, fingerprint), places)
+            answer = await self._look(node, AcquireRequest(key, None, self._last, tuple(tags), 0, fingerprint), places)
         except TimeoutError:
             raise
         except Exception:  # noqa: BLE001  # drivers raise more than they document
-            answer = await self._look(node, Look(key, None, self._last, tuple(tags), 0, fingerprint), places)
-        if answer.__class__ is Verdict:
+            answer = await self._look(node, AcquireRequest(key, None, self._last, tuple(tags), 0, fingerprint), places)
+        if answer.__class__ is AcquireResult:
             return answer
         reply, marks = answer
         if any(each is None or isinstance(each, Refused) for each in (reply, *marks)):
@@ -161,14 +161,14 @@ class RedisStore:
         lease: float,
         unwanted: bytes,
         marks_life: float,
-        former: str = "",
+        previous_token: str = "",
         fingerprint: bytes = NO_FINGERPRINT,
-    ) -> Verdict:
+    ) -> AcquireResult:
         """Run ACQUIRE, and MARK for each tag; or read the value and the marks, as the batch has it."""
         primary = self._topology.primary
         node, places = primary(key), [primary(tag) for tag in tags]
-        rights = token, _ms(lease), unwanted, former
-        look = Look(key, rights, self._last, tuple(tags), _ms(marks_life), fingerprint)
+        rights = token, _ms(lease), unwanted, previous_token
+        look = AcquireRequest(key, rights, self._last, tuple(tags), _ms(marks_life), fingerprint)
         if self._batches_of(node).is_full:
             await self._batches_of(node).room()
         return await self._verdict(look, tuple(tags), node, places, await self._look(node, look, places))
@@ -181,7 +181,7 @@ class RedisStore:
         marks_life: float,
         fingerprint: bytes,
         on_answer: Callable[[], None],
-    ) -> Begun | None:
+    ) -> PendingAcquire | None:
         """Begin to acquire, where one node knows everything."""
         primary = self._topology.primary
         node = primary(key)
@@ -191,21 +191,21 @@ class RedisStore:
         for tag in tags:
             if primary(tag) is not node:
                 return None
-        look = Look(key, ("", _ms(lease), b"", ""), self._last, tuple(tags), _ms(marks_life), fingerprint)
+        look = AcquireRequest(key, ("", _ms(lease), b"", ""), self._last, tuple(tags), _ms(marks_life), fingerprint)
         return batches.tell(look, on_answer)
 
-    async def conclude(self, begun: Begun, token: str) -> Verdict:
+    async def conclude(self, begun: PendingAcquire, token: str) -> AcquireResult:
         """Acquire, from the answer on."""
-        told = cast("Told", begun)
+        told = cast("CallbackReply", begun)
         look, node = told.look, told.node
         look.take_token(token)
         return await self._verdict(look, look.tags, node, [node] * len(look.tags), told.result())
 
     async def _verdict(
-        self, look: Look, tags: Sequence[str], node: Node, places: Sequence[Node], answer: Any
-    ) -> Verdict:
-        if answer.__class__ is Verdict:
-            verdict: Verdict = answer
+        self, look: AcquireRequest, tags: Sequence[str], node: Node, places: Sequence[Node], answer: Any
+    ) -> AcquireResult:
+        if answer.__class__ is AcquireResult:
+            verdict: AcquireResult = answer
             return verdict
         reply, marks = answer
         if isinstance(reply, Refused):
@@ -226,20 +226,20 @@ class RedisStore:
                     raise
         return await self._run(call._replace(keys=call.keys[:1]))
 
-    def _look(self, node: Node, look: Look, places: Sequence[Node]) -> Awaitable[Any]:
+    def _look(self, node: Node, look: AcquireRequest, places: Sequence[Node]) -> Awaitable[Any]:
         """Ask *node* for the value, and for the marks those nodes that have them, all at once."""
         if places.count(node) == len(places):
             return self._batches_of(node).ask(look)
         return self._look_around(node, look, places)
 
-    async def _look_around(self, node: Node, look: Look, places: Sequence[Node]) -> tuple[Any, list[Any]]:
+    async def _look_around(self, node: Node, look: AcquireRequest, places: Sequence[Node]) -> tuple[Any, list[Any]]:
         positions: dict[Node, list[int]] = {node: []}
         for at, place in enumerate(places):
             positions.setdefault(place, []).append(at)
         tags, marks = look.tags, [None] * len(places)
         asked: list[asyncio.Future[tuple[Any, Sequence[Any]]]] = []
         for place, its in positions.items():
-            each = look if place is node else Look("", look.rights, look.last, (), look.life)
+            each = look if place is node else AcquireRequest("", look.rights, look.last, (), look.life)
             each.tags, each.is_easy = tuple(tags[at] for at in its), False
             asked.append(self._batches_of(place).ask(each))
         try:
@@ -261,12 +261,12 @@ class RedisStore:
         version: int | None,
         message: bytes,
         *,
-        tell_all: bool,
+        always_publish: bool,
     ) -> bool:
         """Run FILL."""
         lowest = "" if version is None else version
         stored = token, envelope, _ms(life), lowest, _ms(_VERSION_LIFE)
-        args = (*stored, self._bus, message, int(tell_all), self._last)
+        args = (*stored, self._bus, message, int(always_publish), self._last)
         reply = await self._run(Call(bytes, scripts.FILL, _keys(key), args))
         return reply in (b"OK", b"DUP")
 
@@ -306,7 +306,7 @@ class RedisStore:
     async def echo(self, word: bytes) -> None:
         """Publish for ourselves, in a cluster through another node than the one that is listened to."""
         nodes = [self._topology.primary(f"{self.channel}-{number}") for number in range(_NODES)]
-        node = next((each for each in nodes if each.name != self._ear), nodes[0])
+        node = next((each for each in nodes if each.name != self._bus_node), nodes[0])
         for reply in await node.exchange((int, "PUBLISH", self._echo_channel, word)):
             if isinstance(reply, Refused):
                 raise reply
@@ -326,14 +326,14 @@ class RedisStore:
     async def listen(self) -> AsyncGenerator[Subscription]:
         """Subscribe on a connection of its own."""
         node = self._topology.primary(self.channel)
-        self._ear = node.name
+        self._bus_node = node.name
         connection = await node.dial()
         try:
-            async with Patience(self._limits.deadline):
-                self._note_incarnation(node.name, await _incarnation(connection))
+            async with StallTolerantTimeout(self._limits.deadline):
+                self._note_run_id(node.name, await _run_id(connection))
                 if self._tracks:
                     await _track(connection, f"sg1:{{{self.channel.split(':')[1]}:")
-                channels = (self._bus, self._echo_channel, *((_TOUCHED,) if self._tracks else ()))
+                channels = (self._bus, self._echo_channel, *((_INVALIDATE_CHANNEL,) if self._tracks else ()))
                 await connection.send_packed_command(connection.pack_command("SUBSCRIBE", *channels))
                 for _ in channels:
                     confirmation = await connection.read_response()
@@ -343,7 +343,7 @@ class RedisStore:
         finally:
             await connection.disconnect(nowait=True)
 
-    def _note_incarnation(self, node: str, incarnation: str) -> None:
+    def _note_run_id(self, node: str, incarnation: str) -> None:
         """Compare with what the node said last; one that will not say may be another each time."""
         known = self._incarnations.get(node)
         self._incarnations[node] = incarnation
@@ -393,10 +393,10 @@ class RedisStore:
                 raise Refused(*refusal.args)  # another object: others may have been told the same
             if isinstance(refusal, Redirected) and not refusal.is_moved:
                 asking = [(bytes, "ASKING")]
-            *_, reply = await self._batches_of(other).ask(Question(*asking, call.by_digest()))
+            *_, reply = await self._batches_of(other).ask(CommandRequest(*asking, call.by_digest()))
             node = other
         if isinstance(reply, Refused) and str(reply) == _NO_SCRIPT:
-            *_, reply = await self._batches_of(node).ask(Question(*asking, call.by_text()))
+            *_, reply = await self._batches_of(node).ask(CommandRequest(*asking, call.by_text()))
         if isinstance(reply, Refused):
             raise reply
         return reply
@@ -406,25 +406,25 @@ class RedisStore:
         replies: list[Any]
         batches = self._batches_of(node) if is_urgent else await self._when_there_is_room(node)
         try:
-            replies = await batches.ask(Question(*commands, is_urgent=is_urgent))
+            replies = await batches.ask(CommandRequest(*commands, is_urgent=is_urgent))
         except TimeoutError:
             raise
         except Exception:  # noqa: BLE001  # drivers raise more than they document
-            replies = await batches.ask(Question(*commands, is_urgent=is_urgent))
+            replies = await batches.ask(CommandRequest(*commands, is_urgent=is_urgent))
         return replies
 
-    async def _when_there_is_room(self, node: Node) -> Batches:
+    async def _when_there_is_room(self, node: Node) -> Pipeliner:
         batches = self._batches_of(node)
         if batches.is_full:
             await batches.room()
         return batches
 
-    def _batches_of(self, node: Node) -> Batches:
+    def _batches_of(self, node: Node) -> Pipeliner:
         batches = self._batches.get(node)
         if batches is None:
             if len(self._batches) >= _KNOWN:  # there were so many, in the course of time
                 self._batches = {known: each for known, each in self._batches.items() if not each.is_idle}
-            batches = Batches(node, self._limits.max_connections, partial(self._topology.failed, node))
+            batches = Pipeliner(node, self._limits.max_connections, partial(self._topology.failed, node))
             self._batches[node] = batches
         return batches
 
@@ -444,7 +444,7 @@ class _Subscription:
         self._connection = connection
         self._echoes = echoes
 
-    async def next(self) -> bytes | Touched | Echo:
+    async def next(self) -> bytes | KeysChanged | Echo:
         """Return the next message.
 
         Raises:
@@ -457,8 +457,8 @@ class _Subscription:
         _, channel, content = reply
         if channel == self._echoes:
             return Echo(bytes(content))
-        if channel == _TOUCHED:
-            return Touched(None if content is None else tuple(key.decode(errors="replace") for key in content))
+        if channel == _INVALIDATE_CHANNEL:
+            return KeysChanged(None if content is None else tuple(key.decode(errors="replace") for key in content))
         return bytes(content)
 
 
@@ -472,7 +472,7 @@ async def _track(connection: Any, prefix: str) -> None:
     await connection.read_response()
 
 
-async def _incarnation(connection: Any) -> str:
+async def _run_id(connection: Any) -> str:
     """Return what tells this run of the server from its last, or nothing if that may not be asked."""
     await connection.send_packed_command(connection.pack_command("INFO", "server"))
     try:

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, WeakSet
 
 from .. import Refused
-from .._timeouts import Patience
-from .resp import Complaint, UnexpectedReply, pack, parse
+from .._timeouts import StallTolerantTimeout
+from .resp import ErrorReply, UnexpectedReply, pack, parse
 
 try:
     from redis.asyncio.connection import ConnectionPool, DefaultParser
@@ -40,7 +40,7 @@ _DEMOTIONS = frozenset({"ReadOnlyError", "MasterDownError"})  # said by replicas
 
 Address = tuple[str, int]  # host and port
 Command = tuple[Any, ...]  # the type of its reply, its name, its arguments
-Said = tuple[bytes, Sequence[Any]]  # commands, and the types of their replies
+Request = tuple[bytes, Sequence[Any]]  # commands, and the types of their replies
 
 
 class Redirected(Refused):
@@ -63,7 +63,7 @@ class NotPrimaryError(ConnectionError):
     """The server that answered takes no writes: it is a replica, perhaps one that was the primary a moment ago."""
 
 
-class Limits(NamedTuple):
+class ConnectionLimits(NamedTuple):
     """What an exchange may take.
 
     Attributes:
@@ -99,7 +99,9 @@ class Node:
         limits: What an exchange may take.
     """
 
-    def __init__(self, name: str, connection_class: type[Any], options: dict[str, Any], limits: Limits) -> None:
+    def __init__(
+        self, name: str, connection_class: type[Any], options: dict[str, Any], limits: ConnectionLimits
+    ) -> None:
         self.name = name
         self._limits = limits
         self._pool: Any = ConnectionPool(
@@ -139,7 +141,7 @@ class Node:
         await self.converse(said, hear)
         return replies
 
-    async def converse(self, said: Said, go_on: Callable[[list[Any]], Awaitable[Said | None]]) -> None:
+    async def converse(self, said: Request, go_on: Callable[[list[Any]], Awaitable[Request | None]]) -> None:
         """Send what is *said*, and what *go_on* returns when it is given the replies, until that is nothing.
 
         Raises:
@@ -160,8 +162,8 @@ class Node:
             if self._is_closed:  # meanwhile, and nobody closes it again
                 await self.cut()
 
-    async def _converse(self, said: Said | None, go_on: Callable[[list[Any]], Awaitable[Said | None]]) -> None:
-        async with Patience(self._limits.connect_timeout) as patience:
+    async def _converse(self, said: Request | None, go_on: Callable[[list[Any]], Awaitable[Request | None]]) -> None:
+        async with StallTolerantTimeout(self._limits.connect_timeout) as patience:
             connection = await self._pool.get_connection()
             try:
                 while said is not None:
@@ -218,7 +220,7 @@ class Node:
         """
         connection = self._pool.connection_class(**self._pool.connection_kwargs)
         try:
-            async with Patience(self._limits.connect_timeout):
+            async with StallTolerantTimeout(self._limits.connect_timeout):
                 await connection.connect()
                 if self._on_demotion is not None:
                     await connection.send_packed_command(_HELLO, check_health=False)
@@ -309,7 +311,7 @@ def _refusal(reply: Any) -> Refused:
         UnexpectedReply: it is something else.
         ConnectionError: redis-py's; the server will not talk to us.
     """
-    if not isinstance(reply, Complaint):
+    if not isinstance(reply, ErrorReply):
         raise UnexpectedReply
     parser: Any = DefaultParser
     error = parser.parse_error(reply.text)

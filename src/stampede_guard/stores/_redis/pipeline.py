@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterable, Sequence
 from contextvars import Context
 from typing import Any
 
-from .. import LOST_TOGETHER, Crowded
-from .._timeouts import Patience
-from .node import Node, Said
-from .requests import Look, Parcel, Question, Told
+from .. import LOST_TOGETHER, StoreOverloaded
+from .._timeouts import StallTolerantTimeout
+from .node import Node, Request
+from .requests import AcquireRequest, CallbackReply, CommandRequest, Pipeline
 
 _QUESTIONS = 128  # in one batch
 _BYTES = 1 << 17  # that one batch sends; what is larger by itself travels by itself
@@ -29,7 +29,7 @@ _LIKELY, _CERTAIN = 0.75, 0.98
 _MEMORY = 64  # looks that this share is taken from, about
 
 
-class Batches:
+class Pipeliner:
     """What one event loop asks of one node.
 
     Args:
@@ -46,7 +46,7 @@ class Batches:
         self._concurrency = concurrency
         self._on_failure = on_failure
         self._loop = asyncio.get_running_loop()
-        self._waiting: deque[Question | Look] = deque()
+        self._waiting: deque[CommandRequest | AcquireRequest] = deque()
         self._under_way: set[asyncio.Task[None]] = set()
         self._queue: list[asyncio.Future[None]] = []  # of those who wait until there is room
         self._is_due = False
@@ -67,16 +67,16 @@ class Batches:
         """Return when a batch can set out.
 
         Raises:
-            Crowded: that takes too long.
+            StoreOverloaded: that takes too long.
         """
         try:
-            async with Patience(_QUEUE):
+            async with StallTolerantTimeout(_QUEUE):
                 while self.is_full:
                     turn = self._loop.create_future()
                     self._queue.append(turn)
                     await turn
         except TimeoutError:
-            raise Crowded from None
+            raise StoreOverloaded from None
 
     def _admit(self) -> None:
         queue, self._queue = self._queue, []
@@ -84,19 +84,19 @@ class Batches:
             if not turn.done():
                 turn.set_result(None)
 
-    def ask(self, question: Question | Look) -> asyncio.Future[Any]:
+    def ask(self, question: CommandRequest | AcquireRequest) -> asyncio.Future[Any]:
         """Return the future of *question*'s answer, which raises if there is none."""
         answer = question.answer = self._loop.create_future()
         self._put(question)
         return answer
 
-    def tell(self, look: Look, call: Callable[[], None]) -> Told:
+    def tell(self, look: AcquireRequest, call: Callable[[], None]) -> CallbackReply:
         """Put *look*, and have *call* called once there is an answer or none; not on a store that is closed."""
-        told = look.answer = Told(self._node, look, call)
+        told = look.answer = CallbackReply(self._node, look, call)
         self._put(look)
         return told
 
-    def _put(self, question: Question | Look) -> None:
+    def _put(self, question: CommandRequest | AcquireRequest) -> None:
         if self.is_closed:
             _tell([question], ConnectionError("closed"))
             return
@@ -130,9 +130,9 @@ class Batches:
         batch = self._next()
         if not batch:
             return
-        parcel: Parcel
+        parcel: Pipeline
 
-        async def go_on(replies: list[Any]) -> Said | None:
+        async def go_on(replies: list[Any]) -> Request | None:
             nonlocal batch, parcel
             self._deliver(parcel, replies)
             batch = []  # answered
@@ -152,7 +152,7 @@ class Batches:
             self._cut(batch)
             raise
 
-    async def _those_who_ask_at_once(self) -> list[Question | Look]:
+    async def _those_who_ask_at_once(self) -> list[CommandRequest | AcquireRequest]:
         """Return what is asked by those who have just been answered, when each of them has had a turn."""
         self._is_due = True
         self._admit()
@@ -162,36 +162,36 @@ class Batches:
             self._is_due = False
         return self._next()
 
-    def _fail(self, batch: Sequence[Question | Look], error: Exception) -> None:
+    def _fail(self, batch: Sequence[CommandRequest | AcquireRequest], error: Exception) -> None:
         if batch and not self._loop.is_closed():  # else everybody had been answered, or nobody is left
             self._on_failure()
             _tell(batch, error)
 
-    def _cut(self, batch: Iterable[Question | Look]) -> None:
+    def _cut(self, batch: Iterable[CommandRequest | AcquireRequest]) -> None:
         """Let nobody of *batch* wait any more, nor begin anything new."""
         if self._loop.is_closed():  # and nobody does
             return
-        rest: list[Question | Look] = []
+        rest: list[CommandRequest | AcquireRequest] = []
         for question in batch:
-            if isinstance(question.answer, Told):
+            if isinstance(question.answer, CallbackReply):
                 question.answer.cut()
             else:
                 rest.append(question)
         _tell(rest, ConnectionError("closed"))
 
-    def _pack(self, batch: Sequence[Question | Look]) -> Parcel:
+    def _pack(self, batch: Sequence[CommandRequest | AcquireRequest]) -> Pipeline:
         if self._waiting:
             self._set_out()
-        return Parcel(batch, is_hit_likely=self._hits >= (_LIKELY if len(batch) > 1 else _CERTAIN))
+        return Pipeline(batch, is_hit_likely=self._hits >= (_LIKELY if len(batch) > 1 else _CERTAIN))
 
-    def _deliver(self, parcel: Parcel, replies: list[Any]) -> None:
+    def _deliver(self, parcel: Pipeline, replies: list[Any]) -> None:
         self._waiting.extend(parcel.open(replies))
         if parcel.looks:
             self._hits += (parcel.hits / parcel.looks - self._hits) * min(1, parcel.looks / _MEMORY)
 
-    def _next(self) -> list[Question | Look]:
+    def _next(self) -> list[CommandRequest | AcquireRequest]:
         """Return what travels together; leave out what was given up."""
-        batch: list[Question | Look] = []
+        batch: list[CommandRequest | AcquireRequest] = []
         room = _BYTES
         waiting = self._waiting
         while waiting and len(batch) < _QUESTIONS:
@@ -218,7 +218,7 @@ class Batches:
             await asyncio.wait(tasks)
 
 
-def _tell(questions: Iterable[Question | Look], error: Exception) -> None:
+def _tell(questions: Iterable[CommandRequest | AcquireRequest], error: Exception) -> None:
     """Tell everybody who has no answer yet, each by an exception of their own: a shared one would tell of others."""
     is_first = True
     for question in questions:

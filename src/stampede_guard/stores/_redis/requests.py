@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 from ..._codecs.fingerprint import NO_FINGERPRINT
-from ..._tokens import new_token
-from .. import Refused, Stored, Verdict
+from ..._tokens import new_mark, new_token
+from .. import AcquireResult, Refused, Stored
 from .._envelope import ALONE_AT, begins_alone, offers
 from . import scripts
 from .node import Command, Node, Redirected
@@ -25,7 +25,7 @@ _LASTING_MARK = (*_MARK, int)  # with PTTL
 Marked = dict[tuple[tuple[str, ...], int], tuple[bool, tuple[Any, ...]]]  # whether tags have their marks, and these
 
 
-class Question:
+class CommandRequest:
     """Commands, as they are.
 
     Args:
@@ -50,13 +50,13 @@ class Question:
         self.kinds = [kind for kind, *_ in commands]
 
 
-class Look:
+class AcquireRequest:
     """A flight's question for the value of an op, or else for the right to load it, and for the marks of its tags.
 
     Args:
         key: The op's; empty if only marks are asked for.
         rights: Arguments of ACQUIRE but for the length: token, or nothing for a new one once it is needed, lease in
-            milliseconds, what is not wanted, former token; `None` at a replica, which gives no rights.
+            milliseconds, what is not wanted, previous token; `None` at a replica, which gives no rights.
         last: Last byte of the value to read.
         tags: Keys of the tags.
         life: Milliseconds that marks have to last; none at a replica, which makes none.
@@ -84,7 +84,7 @@ class Look:
         "rights",
         "tags",
     )
-    answer: "asyncio.Future[Verdict | tuple[Any, Sequence[Any]]] | Told"
+    answer: "asyncio.Future[AcquireResult | tuple[Any, Sequence[Any]]] | CallbackReply"
     size = 512  # about
     is_urgent = False
 
@@ -113,9 +113,9 @@ class Look:
         if not self.token:
             self.take_token(new_token())
         assert self.rights is not None
-        token, lease, unwanted, former = self.rights
+        token, lease, unwanted, previous_token = self.rights
         keys = (f"{self.key}:v", f"{self.key}:l")
-        args = (token, lease, min(self.last, longest), unwanted, former, self.fingerprint)
+        args = (token, lease, min(self.last, longest), unwanted, previous_token, self.fingerprint)
         return Call(list, scripts.ACQUIRE, keys, args)
 
     @property
@@ -143,7 +143,7 @@ class _Answered:
 _ANSWERED: Any = _Answered()
 
 
-class Told:
+class CallbackReply:
     """Stands for the future of a look's answer where nobody sleeps on one: it calls who asked.
 
     Args:
@@ -158,7 +158,7 @@ class Told:
 
     __slots__ = ("_answer", "_call", "error", "is_cut", "look", "node")
 
-    def __init__(self, node: Node, look: Look, call: Callable[[], None]) -> None:
+    def __init__(self, node: Node, look: AcquireRequest, call: Callable[[], None]) -> None:
         self.node = node
         self.look = look
         self._call: Callable[[], None] | None = call
@@ -197,9 +197,9 @@ class Told:
         return self.look.token
 
     @property
-    def verdict(self) -> Verdict | None:
+    def verdict(self) -> AcquireResult | None:
         """The answer, if nothing stands against it."""
-        return self._answer if self._answer.__class__ is Verdict else None
+        return self._answer if self._answer.__class__ is AcquireResult else None
 
     def result(self) -> Any:
         """Return the answer or raise why there is none."""
@@ -208,7 +208,7 @@ class Told:
         return self._answer
 
 
-class Parcel:
+class Pipeline:
     """Questions to one node, packed.
 
     What is likely to be there is read by plain commands, which take the server a third of the time that scripts
@@ -224,11 +224,11 @@ class Parcel:
         hits: How many of them got one.
     """
 
-    def __init__(self, batch: Sequence[Question | Look], *, is_hit_likely: bool) -> None:
-        self._questions: list[Question] = []
-        self._reads: list[Look] = []
-        self._acquisitions: list[Look] = []
-        self._rest: list[Look] = []  # which ask for marks alone
+    def __init__(self, batch: Sequence[CommandRequest | AcquireRequest], *, is_hit_likely: bool) -> None:
+        self._questions: list[CommandRequest] = []
+        self._reads: list[AcquireRequest] = []
+        self._acquisitions: list[AcquireRequest] = []
+        self._rest: list[AcquireRequest] = []  # which ask for marks alone
         self._longest = _SHORT if len(batch) > 1 else _ANY_LENGTH
         self.looks = self.hits = 0
         self._sets: dict[tuple[tuple[str, ...], int], None] = {}
@@ -254,10 +254,10 @@ class Parcel:
             kinds += question.kinds
         self.said = b"".join(text), kinds
 
-    def _sort(self, batch: Sequence[Question | Look], *, is_hit_likely: bool) -> None:
+    def _sort(self, batch: Sequence[CommandRequest | AcquireRequest], *, is_hit_likely: bool) -> None:
         self._sent_at = time.monotonic()
         for each in batch:
-            if isinstance(each, Question):
+            if isinstance(each, CommandRequest):
                 self._questions.append(each)
                 continue
             self._sets[each.tags, each.life] = None
@@ -268,12 +268,12 @@ class Parcel:
             else:
                 self._acquisitions.append(each)
 
-    def open(self, replies: list[Any]) -> list[Look]:
+    def open(self, replies: list[Any]) -> list[AcquireRequest]:
         """Answer everybody; return who has to ask again."""
         values = 2 * len(self._reads)
         first_mark = values + len(self._acquisitions)
         end, marks = self._open_marks(replies, first_mark)
-        again: list[Look] = []
+        again: list[AcquireRequest] = []
         for look, life, value in zip(self._reads, replies[0:values:2], replies[1:values:2], strict=True):
             has_marks, marks_here = marks[look.tags, look.life]
             is_whole = value.__class__ is bytes and life.__class__ is int and len(value) <= self._longest
@@ -283,7 +283,7 @@ class Parcel:
                 self.hits += 1
                 if not look.answer.done():
                     left = life / 1000 if life > 0 else 0.0
-                    look.answer.set_result(Verdict("hit", Stored(value, left), 0.0, marks_here))
+                    look.answer.set_result(AcquireResult("hit", Stored(value, left), 0.0, marks_here))
             else:
                 self._settle(look, _as_acquired(look, life, value), (has_marks, marks_here), again)
         for look, reply in zip(self._acquisitions, replies[values:first_mark], strict=True):
@@ -311,7 +311,9 @@ class Parcel:
             marked[tags, life] = all(mark.__class__ is bytes for mark in marks), marks
         return at, marked
 
-    def _settle(self, look: Look, reply: Any, marked: tuple[bool, tuple[Any, ...]], again: list[Look]) -> None:
+    def _settle(
+        self, look: AcquireRequest, reply: Any, marked: tuple[bool, tuple[Any, ...]], again: list[AcquireRequest]
+    ) -> None:
         """Give *look* its answer, unless it has to ask again."""
         has_marks, marks = marked
         is_hit = reply.__class__ is list and len(reply) == 3  # noqa: PLR2004  # HIT, its life, the value
@@ -330,21 +332,21 @@ class Parcel:
             _answer(look.answer, (reply, marks))
 
 
-def as_verdict(reply: Any, marks: tuple[bytes, ...], sent_at: float | None = None) -> Verdict:
+def as_verdict(reply: Any, marks: tuple[bytes, ...], sent_at: float | None = None) -> AcquireResult:
     """Return what ACQUIRE's *reply* says to a question that was *sent_at* that instant."""
     kind, left = reply[0], reply[1]
     left = left / 1000 if left > 0 else 0.0
     if kind == b"HIT":
-        return Verdict("hit", Stored(reply[2], left), 0.0, marks)
-    return Verdict(_KINDS[kind], None, left, marks, sent_at)
+        return AcquireResult("hit", Stored(reply[2], left), 0.0, marks)
+    return AcquireResult(_KINDS[kind], None, left, marks, sent_at)
 
 
-def _answer(answer: asyncio.Future[Any] | Told, outcome: object) -> None:
+def _answer(answer: asyncio.Future[Any] | CallbackReply, outcome: object) -> None:
     if not answer.done():
         answer.set_result(outcome)
 
 
-def _as_acquired(look: Look, life: Any, value: Any) -> Any:
+def _as_acquired(look: AcquireRequest, life: Any, value: Any) -> Any:
     """Return what ACQUIRE would have replied, or `None` if that is not known: there is no value that will do."""
     if value.__class__ is bytes and life.__class__ is int:
         unwanted = b"" if look.rights is None else look.rights[2]
@@ -353,7 +355,7 @@ def _as_acquired(look: Look, life: Any, value: Any) -> Any:
     return refusal if look.rights is None or isinstance(refusal, Redirected) else None
 
 
-def _reading(looks: Sequence[Look], longest: int, marks: Sequence[tuple[str, int]]) -> bytes:
+def _reading(looks: Sequence[AcquireRequest], longest: int, marks: Sequence[tuple[str, int]]) -> bytes:
     """Return PTTL and GETRANGE for each of *looks*, and then GET, and PTTL if it has to last, for each of *marks*.
 
     The life first: should the value be replaced in between, it is the older one's, and not too long.
@@ -377,4 +379,4 @@ def _reading(looks: Sequence[Look], longest: int, marks: Sequence[tuple[str, int
 
 def marking(tag: str, life: int) -> Call:
     """Return MARK."""
-    return Call(bytes, scripts.MARK, (tag,), (scripts.new_mark(), life))
+    return Call(bytes, scripts.MARK, (tag,), (new_mark(), life))

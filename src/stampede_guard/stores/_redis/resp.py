@@ -17,7 +17,7 @@ class UnexpectedReply(Exception):  # noqa: N818  # the log shows the name
     """The reply is of another type than the command's, or none at all: it belongs to something else."""
 
 
-class Complaint(NamedTuple):
+class ErrorReply(NamedTuple):
     """A reply that says no.
 
     Attributes:
@@ -90,7 +90,7 @@ def _parse_any(buffer: bytes, at: int, depth: int) -> tuple[Any, int]:
     if kind == _SIMPLE:
         return word, at
     if kind == _ERROR:
-        return Complaint(word.decode(errors="replace")), at
+        return ErrorReply(word.decode(errors="replace")), at
     if kind not in {_BULK, _ARRAY} or depth > _DEEPEST:
         raise UnexpectedReply
     return _parse_sized(buffer, at, kind, int(word), depth)

@@ -18,7 +18,7 @@ from redis.crc import key_slot
 
 from ... import Refused
 from ..node import Address, Node, Redirected
-from .polling import Question, Rounds, first
+from .polling import Poller, Probe, first
 from .replicated import PERIOD, Group, close_all
 from .sentinel import MakeNode
 
@@ -76,8 +76,8 @@ class Cluster:
         self._epoch = 0
         self._accepted_at = clock()
         self._found = asyncio.Event()
-        self._looks = Rounds(_PERIOD, self._whom_to_ask)
-        self._probes = Rounds(PERIOD, self._whom_to_probe)
+        self._looks = Poller(_PERIOD, self._whom_to_ask)
+        self._probes = Poller(PERIOD, self._whom_to_probe)
 
     async def open(self) -> None:
         """Ask for the map, and go on asking.
@@ -163,12 +163,12 @@ class Cluster:
     def _number(self, address: Address) -> int:
         return self._numbers.setdefault(address, len(self._numbers) + 1)
 
-    def _whom_to_ask(self) -> Iterator[tuple[Node, Question]]:
+    def _whom_to_ask(self) -> Iterator[tuple[Node, Probe]]:
         known = {group.primary: address for address, group in self._groups.items()} | self._seeds
         for node in sample([*known], min(_ASKED, len(known))):
             yield node, partial(self._look, node, known[node])
 
-    def _whom_to_probe(self) -> Iterator[tuple[Node, Question]]:
+    def _whom_to_probe(self) -> Iterator[tuple[Node, Probe]]:
         for group in tuple(self._groups.values()):
             yield from group.questions()
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from ..node import Address, Limits, Node
+from ..node import Address, ConnectionLimits, Node
 from ..urls import Servers
 from .base import Single, Topology
 from .cluster import Cluster
@@ -11,7 +11,7 @@ from .replicated import Replicated
 from .sentinel import MakeNode, Sentinel, log_in_to_sentinel
 
 
-def make_topology(servers: Servers, limits: Limits, clock: Callable[[], float], **tls: Any) -> Topology:
+def make_topology(servers: Servers, limits: ConnectionLimits, clock: Callable[[], float], **tls: Any) -> Topology:
     """Return one event loop's view of *servers*; nothing is connected.
 
     Args:
@@ -40,7 +40,7 @@ def make_topology(servers: Servers, limits: Limits, clock: Callable[[], float], 
     return Replicated(make("Redis primary", primary), following, clock)
 
 
-def _node_maker(connection_class: type[Any], shared: dict[str, Any], limits: Limits) -> MakeNode:
+def _node_maker(connection_class: type[Any], shared: dict[str, Any], limits: ConnectionLimits) -> MakeNode:
     def make_node(name: str, address: Address, greet: Callable[[Any], Any] | None = None) -> Node:
         host, port = address
         options = {**shared, "host": host, "port": port}

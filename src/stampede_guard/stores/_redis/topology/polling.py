@@ -14,10 +14,10 @@ logger = logging.getLogger("stampede_guard")
 
 _GAP = 0.05  # seconds between two rounds, however much of a hurry there is
 
-Question: TypeAlias = Callable[[], Coroutine[Any, Any, None]]
+Probe: TypeAlias = Callable[[], Coroutine[Any, Any, None]]
 
 
-class Rounds:
+class Poller:
     """One task that starts a round every *period* seconds, and one for each question that is not answered yet.
 
     A node that takes long delays only itself: it is not asked again before it has answered or failed.
@@ -27,7 +27,7 @@ class Rounds:
         questions: Called for each round: whom to ask, and how. What is asked bounds itself in time.
     """
 
-    def __init__(self, period: float, questions: Callable[[], Iterable[tuple[Node, Question]]]) -> None:
+    def __init__(self, period: float, questions: Callable[[], Iterable[tuple[Node, Probe]]]) -> None:
         self._period = period
         self._questions = questions
         self._hurried = asyncio.Event()
@@ -71,13 +71,13 @@ class Rounds:
                 async with asyncio.timeout(self._period * (1 - random() / 4) - _GAP):  # noqa: S311  # no secret
                     await self._hurried.wait()
 
-    def _ask(self, node: Node, question: Question) -> None:
+    def _ask(self, node: Node, question: Probe) -> None:
         task = asyncio.create_task(_guarded(node, question), context=Context())
         self._pending[node] = task  # an eager one may be done; its callback comes later all the same
         task.add_done_callback(lambda _: self._pending.pop(node, None))
 
 
-async def first(found: asyncio.Event, questions: Iterable[Question]) -> None:
+async def first(found: asyncio.Event, questions: Iterable[Probe]) -> None:
     """Ask all *questions* side by side; return as soon as one of them has *found*, or none of them has."""
     pending: set[asyncio.Task[Any]] = {asyncio.create_task(question(), context=Context()) for question in questions}
     try:
@@ -90,7 +90,7 @@ async def first(found: asyncio.Event, questions: Iterable[Question]) -> None:
             await asyncio.wait(pending)
 
 
-async def _guarded(node: Node, question: Question) -> None:
+async def _guarded(node: Node, question: Probe) -> None:
     try:
         await question()
     except Exception as error:  # noqa: BLE001  # a reply of a shape that nobody foresaw

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from ... import Refused
 from ..._breaker import Breaker
 from ..node import Address, Command, Node
-from .polling import Question, Rounds
+from .polling import Poller, Probe
 
 logger = logging.getLogger("stampede_guard")
 
@@ -31,7 +31,7 @@ _ROLE: Command = (list, "ROLE")
 _INFO: Command = (bytes, "INFO", "server")
 
 
-class _Mark(NamedTuple):
+class _OffsetSample(NamedTuple):
     """What the primary's offset was.
 
     Attributes:
@@ -43,7 +43,7 @@ class _Mark(NamedTuple):
     offset: int
 
 
-class _Gate:
+class _ReplicaStatus:
     """One replica, and whether reads may pass."""
 
     def __init__(self, node: Node, clock: Callable[[], float]) -> None:
@@ -89,8 +89,8 @@ class Group:
         self._clock = clock
         self._on_change = on_change
         self._source = source
-        self._gates: list[_Gate] = []
-        self._marks: deque[_Mark] = deque(maxlen=16)
+        self._gates: list[_ReplicaStatus] = []
+        self._marks: deque[_OffsetSample] = deque(maxlen=16)
         self._run_id: bytes | None = None
         self._last_offset = -1
         self._is_demoted = False
@@ -104,7 +104,7 @@ class Group:
     def keep(self, replicas: Sequence[Node]) -> list[Node]:
         """Let these be the replicas; return those that are none any more, for the caller to close."""
         known = {gate.node: gate for gate in self._gates}
-        self._gates = [known[node] if node in known else _Gate(node, self._clock) for node in replicas]
+        self._gates = [known[node] if node in known else _ReplicaStatus(node, self._clock) for node in replicas]
         return [node for node in known if node not in replicas]
 
     def good(self) -> Node | None:
@@ -119,7 +119,7 @@ class Group:
             if gate.node is node:
                 self._miss(gate, "no answer")
 
-    def questions(self) -> Iterator[tuple[Node, Question]]:
+    def questions(self) -> Iterator[tuple[Node, Probe]]:
         """Yield whom to ask in a round, and how."""
         yield self.primary, self._probe_primary
         if not self._is_barred:
@@ -143,9 +143,9 @@ class Group:
                 self._on_change(self, "demoted")
         else:
             self._is_demoted = False
-            self._heard_primary(_Mark(asked_at, role[1]), server)
+            self._heard_primary(_OffsetSample(asked_at, role[1]), server)
 
-    def _heard_primary(self, mark: _Mark, server: bytes | Refused) -> None:
+    def _heard_primary(self, mark: _OffsetSample, server: bytes | Refused) -> None:
         found = None if isinstance(server, Refused) else _RUN_ID.search(server)
         run_id = None if found is None else found[1]
         is_another = None not in (self._run_id, run_id) and run_id != self._run_id
@@ -159,7 +159,7 @@ class Group:
         for gate in self._gates:
             self._judge(gate)
 
-    async def _probe(self, gate: _Gate) -> None:
+    async def _probe(self, gate: _ReplicaStatus) -> None:
         """Ask a replica for its role, unless its breaker says that it is too early for that."""
         if not gate.breaker.allows():
             return
@@ -176,7 +176,7 @@ class Group:
         gate.answered_at = asked_at
         self._heard(gate, role)
 
-    def _heard(self, gate: _Gate, role: Any) -> None:
+    def _heard(self, gate: _ReplicaStatus, role: Any) -> None:
         if isinstance(role, Refused):
             gate.shut()
             self._bar(gate.node)
@@ -200,7 +200,7 @@ class Group:
             return "it follows another primary"
         return "" if state == b"connected" else "it is not connected to its primary, or is being filled by it"
 
-    def _judge(self, gate: _Gate) -> None:
+    def _judge(self, gate: _ReplicaStatus) -> None:
         """Let reads pass for as long as what the replica has is fresh."""
         if gate.offset < 0:
             return
@@ -209,7 +209,7 @@ class Group:
         if self._clock() < gate.good_until:
             gate.stand("")
 
-    def _miss(self, gate: _Gate, why: str) -> None:
+    def _miss(self, gate: _ReplicaStatus, why: str) -> None:
         """Send reads elsewhere at once; give the replica up if this was not the first miss."""
         gate.shut()
         if gate.breaker.state == "closed" and self._clock() - gate.answered_at > _FRESH:
@@ -242,7 +242,7 @@ class Replicated:
         self._group = Group(primary, clock, self._note_change)
         self._group.keep(replicas)
         primary.require_primary(self._note_demotion)
-        self._rounds = Rounds(PERIOD, self._group.questions)
+        self._rounds = Poller(PERIOD, self._group.questions)
 
     async def open(self) -> None:
         """Say PING to the primary, and begin to look after the replicas."""

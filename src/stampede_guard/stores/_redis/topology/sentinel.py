@@ -14,7 +14,7 @@ from redis.exceptions import AuthenticationError, NoPermissionError
 
 from ... import Refused
 from ..node import Address, Node
-from .polling import Question, Rounds, first
+from .polling import Poller, Probe, first
 from .replicated import PERIOD, Group, close_all
 
 logger = logging.getLogger("stampede_guard")
@@ -32,7 +32,7 @@ class MakeNode(Protocol):
         ...
 
 
-class _Word(NamedTuple):
+class _SentinelView(NamedTuple):
     """What a sentinel says.
 
     Attributes:
@@ -75,8 +75,8 @@ class Sentinel:
         self._numbers: dict[Address, int] = {}  # of the replicas, for their names
         self._turn = asyncio.Lock()
         self._found = asyncio.Event()
-        self._looks = Rounds(_PERIOD, self._whom_to_ask)
-        self._probes = Rounds(PERIOD, self._whom_to_probe)
+        self._looks = Poller(_PERIOD, self._whom_to_ask)
+        self._probes = Poller(PERIOD, self._whom_to_probe)
 
     async def open(self) -> None:
         """Begin to look for the primary; return when it is found.
@@ -125,11 +125,11 @@ class Sentinel:
         await self._probes.aclose()
         await close_all([*self._sentinels, *([] if self._group is None else self._group.nodes)])
 
-    def _whom_to_ask(self) -> Iterator[tuple[Node, Question]]:
+    def _whom_to_ask(self) -> Iterator[tuple[Node, Probe]]:
         for sentinel in self._sentinels:
             yield sentinel, partial(self._look, sentinel)
 
-    def _whom_to_probe(self) -> Iterable[tuple[Node, Question]]:
+    def _whom_to_probe(self) -> Iterable[tuple[Node, Probe]]:
         return () if self._group is None else self._group.questions()
 
     def _note_change(self, group: Group, change: str) -> None:
@@ -154,11 +154,11 @@ class Sentinel:
             if self._is_news(word):
                 await self._heed(word)
 
-    def _is_news(self, word: _Word) -> bool:
+    def _is_news(self, word: _SentinelView) -> bool:
         confirmed_at = -1e9 if self._group is None else self._group.confirmed_at
         return word.epoch >= self._epoch or self._clock() - confirmed_at > _SILENCE
 
-    async def _heed(self, word: _Word) -> None:
+    async def _heed(self, word: _SentinelView) -> None:
         if self._group is None or self._is_demoted or word.primary != self._address:
             group = await self._elect(word.primary)
             if group is None:
@@ -204,7 +204,7 @@ class Sentinel:
         return self._numbers.setdefault(address, len(self._numbers) + 1)
 
 
-async def _ask(sentinel: Node, service: str) -> _Word:
+async def _ask(sentinel: Node, service: str) -> _SentinelView:
     """Return what *sentinel* says.
 
     Raises:
@@ -222,7 +222,7 @@ async def _ask(sentinel: Node, service: str) -> _Word:
             raise reply
     host, port = address
     others = sorted((fields[b"ip"].decode(), int(fields[b"port"])) for fields in map(_fields, replicas))
-    return _Word(int(_fields(master).get(b"config-epoch", 0)), (host.decode(), int(port)), others)
+    return _SentinelView(int(_fields(master).get(b"config-epoch", 0)), (host.decode(), int(port)), others)
 
 
 def _fields(words: list[bytes]) -> dict[bytes, bytes]:
