@@ -155,7 +155,7 @@ FACTS = [
     ("explanation/backplane.md", "come after {0:g} s, then {2:g}, up to {1:g} s".format(*backplane._PAUSES, 0.2)),
     ("explanation/backplane.md", f"remembers up to {unconfirmed._LIMIT:,} that wait"),
     ("explanation/backplane.md", f"For {WORDS[unconfirmed._MEMORY]} after the confirmation"),
-    ("explanation/backplane.md", f"For {WORDS[recent._LAG]} it keeps reads of that op away from replicas"),
+    ("explanation/backplane.md", f"For {WORDS[recent._LAG]} reads of that key bypass the replicas"),
     ("explanation/data-path.md", f"It knows {coalesce_module._ROOM:,} calls of a function"),
     ("explanation/decisions.md", f"by one sender: {sender._AT_ONCE} are under way at once"),
     ("explanation/decisions.md", f"a set of changes that are still to be made, {_loops._NEWS:,} at most"),
