@@ -3,7 +3,7 @@
 The first byte says what happened, then comes who says it, then about what:
 
 ```
-w <op>               the load of op is over: whoever waits for it may ask again
+w <op>               the load of op is over: flights that wait for it ask again
 i <instance> <op>    op was invalidated
 t <instance> <tag>   everything with this tag was
 c <instance>         everything was
