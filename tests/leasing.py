@@ -76,17 +76,17 @@ class Question:
 
     Attributes:
         token: The flight's; empty before the question sets out, and when there was a value.
-        verdict: The answer, if nothing has to be concluded.
+        result: The answer, if nothing has to be concluded.
         error: Why there is none.
-        is_cut: Whether there is none because the store was closed.
+        is_aborted: Whether there is none because the store was closed.
         outcome: The answer, with whatever has to be concluded.
     """
 
     def __init__(self) -> None:
         self.token = ""
-        self.verdict: AcquireResult | None = None
+        self.result: AcquireResult | None = None
         self.error: Exception | None = None
-        self.is_cut = False
+        self.is_aborted = False
         self.outcome: AcquireResult | None = None
 
 
@@ -103,7 +103,7 @@ class LeasingDouble:
         inboxes: Where its own echoes are heard.
         echoes: The words of those that were sent.
         holds_echoes: Whether they are kept until they are let go.
-        replica: What `glance` returns.
+        replica: What `read_replica` returns.
     """
 
     name = "Leasing"
@@ -144,8 +144,10 @@ class LeasingDouble:
     async def open(self) -> None:
         await self._ask("open")
 
-    async def glance(self, key: str, tags: Sequence[str], fingerprint: bytes = NO_FINGERPRINT) -> AcquireResult | None:
-        self.asked.append("glance")
+    async def read_replica(
+        self, key: str, tags: Sequence[str], fingerprint: bytes = NO_FINGERPRINT
+    ) -> AcquireResult | None:
+        self.asked.append("read_replica")
         if isinstance(self.replica, Exception):
             raise self.replica
         return self.replica
@@ -156,8 +158,8 @@ class LeasingDouble:
         tags: Sequence[str],
         token: str,
         lease: float,
-        unwanted: bytes,
-        marks_life: float,
+        reject: bytes,
+        marks_ttl: float,
         previous_token: str = "",
         fingerprint: bytes = NO_FINGERPRINT,
     ) -> AcquireResult:
@@ -165,23 +167,23 @@ class LeasingDouble:
         server, now = self.server, self.server.clock()
         marks = tuple(server.marks.setdefault(tag, b"mark-%06d" % len(server.marks)) for tag in tags)
         envelope, until = server.values.get(key, (b"", 0.0))
-        if unwanted != b"*" and now < until and offers(envelope, -1, fingerprint, unwanted):
+        if reject != b"*" and now < until and offers(envelope, -1, fingerprint, reject):
             return AcquireResult("hit", Stored(envelope, until - now), marks=marks)
         held = server.lease_of(key)
-        if held is not None and unwanted != b"*" and held[0] == "!":
+        if held is not None and reject != b"*" and held[0] == "!":
             return AcquireResult("alone", left=held[2] - now, marks=marks)
-        if held is not None and unwanted != b"*" and held[0] not in (token, previous_token):
+        if held is not None and reject != b"*" and held[0] not in (token, previous_token):
             server.leases[key] = held[0], True, held[2]
             return AcquireResult("wait", left=held[2] - now, marks=marks)
         server.leases[key] = token, held is not None and held[1], now + lease
         return AcquireResult("own", marks=marks)
 
-    def begin(  # noqa: PLR0917  # as the protocol has it
+    def start_acquire(  # noqa: PLR0917  # as the protocol has it
         self,
         key: str,
         tags: Sequence[str],
         lease: float,
-        marks_life: float,
+        marks_ttl: float,
         fingerprint: bytes,
         on_answer: Callable[[], None],
     ) -> PendingAcquire | None:
@@ -190,36 +192,36 @@ class LeasingDouble:
         question = Question()
         # As a batch of the real one: not by the loop's factory, nor in the context of whoever asks.
         context = Context()
-        carrying = self._carry(question, key, tags, lease, marks_life, fingerprint)
+        carrying = self._carry(question, key, tags, lease, marks_ttl, fingerprint)
         task = asyncio.Task(carrying, name="begun", context=context)
         self._under_way.add(task)
 
         def answer(task: asyncio.Task[AcquireResult]) -> None:
             self._under_way.discard(task)
-            question.is_cut = task.cancelled()
-            if not question.is_cut:
+            question.is_aborted = task.cancelled()
+            if not question.is_aborted:
                 question.error = cast("Exception | None", task.exception())
-            if not question.is_cut and question.error is None:
+            if not question.is_aborted and question.error is None:
                 question.outcome = task.result()
                 if question.outcome.kind == "hit":
                     question.token = ""  # nobody asked for a right
                 if not self.has_more:
-                    question.verdict = question.outcome
+                    question.result = question.outcome
             on_answer()
 
         task.add_done_callback(answer, context=context)
         return question
 
     async def _carry(  # noqa: PLR0917  # as the protocol has it
-        self, question: Question, key: str, tags: Sequence[str], lease: float, marks_life: float, fingerprint: bytes
+        self, question: Question, key: str, tags: Sequence[str], lease: float, marks_ttl: float, fingerprint: bytes
     ) -> AcquireResult:
         question.token = new_token()
-        return await self.acquire(key, tags, question.token, lease, b"", marks_life, "", fingerprint)
+        return await self.acquire(key, tags, question.token, lease, b"", marks_ttl, "", fingerprint)
 
-    async def conclude(self, begun: PendingAcquire, token: str) -> AcquireResult:
-        if begun.error is not None:
-            raise begun.error
-        outcome = cast("Question", begun).outcome
+    async def finish_acquire(self, pending: PendingAcquire, token: str) -> AcquireResult:
+        if pending.error is not None:
+            raise pending.error
+        outcome = cast("Question", pending).outcome
         assert outcome is not None
         return outcome
 
@@ -228,7 +230,7 @@ class LeasingDouble:
         key: str,
         token: str,
         envelope: bytes,
-        life: float,
+        ttl: float,
         version: int | None,
         message: bytes,
         *,
@@ -251,7 +253,7 @@ class LeasingDouble:
                 server.lowest[key] = lowest
             self._leave_word(key, is_awaited=held[1])
             return False
-        server.values[key] = envelope, server.clock() + life
+        server.values[key] = envelope, server.clock() + ttl
         server.versions[key] = version
         return True
 
@@ -259,9 +261,9 @@ class LeasingDouble:
         self.server.values.pop(key, None)
         self.server.publish(message)
 
-    async def renew(self, rights: Sequence[tuple[str, str, float]]) -> list[bool]:
-        await self._ask("renew" if len(rights) == 1 else f"renew {len(rights)}")
-        return [self._renew(*right) for right in rights]
+    async def renew(self, leases: Sequence[tuple[str, str, float]]) -> list[bool]:
+        await self._ask("renew" if len(leases) == 1 else f"renew {len(leases)}")
+        return [self._renew(*right) for right in leases]
 
     def _renew(self, key: str, token: str, lease: float) -> bool:
         held = self.server.lease_of(key)
@@ -270,9 +272,9 @@ class LeasingDouble:
         self.server.leases[key] = token, held[1], self.server.clock() + lease
         return True
 
-    async def release(self, rights: Sequence[tuple[str, str, bytes, bool]]) -> list[bool]:
-        await self._ask("release" if len(rights) == 1 else f"release {len(rights)}")
-        return [self._release(*right) for right in rights]
+    async def release(self, leases: Sequence[tuple[str, str, bytes, bool]]) -> list[bool]:
+        await self._ask("release" if len(leases) == 1 else f"release {len(leases)}")
+        return [self._release(*right) for right in leases]
 
     def _release(self, key: str, token: str, message: bytes, is_unstored: bool) -> bool:  # noqa: FBT001
         held = self.server.lease_of(key)
@@ -297,15 +299,15 @@ class LeasingDouble:
             self.server.lowest[key] = max(version, self.server.lowest.get(key, 0))
         self.server.publish(message)
 
-    async def invalidate_tag(self, key: str, mark: bytes, life: float, message: bytes) -> None:
+    async def invalidate_tag(self, key: str, mark: bytes, ttl: float, message: bytes) -> None:
         await self._ask("invalidate tag")
         self.server.marks[key] = mark
         self.server.publish(message)
 
-    async def echo(self, word: bytes) -> None:
+    async def echo(self, payload: bytes) -> None:
         await self._ask("echo")
-        self.echoes.append(word)
-        self._late_echoes.append(word)
+        self.echoes.append(payload)
+        self._late_echoes.append(payload)
         if not self.holds_echoes:
             self.let_echoes_go()
 
@@ -313,8 +315,8 @@ class LeasingDouble:
         """Let the first *number* of the echoes that were held be heard."""
         heard, self._late_echoes = self._late_echoes[:number], self._late_echoes[number:]
         for inbox in () if self.server.is_mute else self.inboxes:
-            for word in heard:
-                inbox.queue.put_nowait(Echo(word))
+            for payload in heard:
+                inbox.queue.put_nowait(Echo(payload))
 
     async def stored_by(self, key: str) -> tuple[bytes, ...]:
         await self._ask("stored by")

@@ -82,10 +82,10 @@ class FaultStore:
         left = until - self._clock()
         return Stored(envelope, left) if left > 0 else None
 
-    async def write(self, key: str, envelope: bytes, life: float) -> None:
-        """Store *envelope* for *life* seconds."""
+    async def write(self, key: str, envelope: bytes, ttl: float) -> None:
+        """Store *envelope* for *ttl* seconds."""
         await self._pass()
-        self.contents[key] = envelope, self._clock() + life
+        self.contents[key] = envelope, self._clock() + ttl
 
     async def delete(self, key: str) -> None:
         """Drop *key*."""

@@ -476,12 +476,12 @@ async def test_life_is_never_a_newer_values(
         await answered.wait()
 
     wire.on_request = replace_between
-    verdict = await store.glance(key_of(namespace, "menu-7"), ())
+    verdict = await store.read_replica(key_of(namespace, "menu-7"), ())
 
     assert verdict is not None
     assert verdict.stored is not None
-    assert verdict.stored.life is not None
-    assert verdict.stored.life <= 10
+    assert verdict.stored.ttl is not None
+    assert verdict.stored.ttl <= 10
     assert verdict.stored.envelope == b"new"
 
 

@@ -203,7 +203,9 @@ async def test_operations_that_wait_for_room(wire: Wire, keys: list[str], monkey
     wire.on_request = hold
     first = asyncio.create_task(find(store, keys[0]))
     await gate.arrivals(1)
-    waiting = asyncio.gather(store.renew([(keys[1], new_token(), 60)]), store.glance(keys[2], ()), find(store, keys[3]))
+    waiting = asyncio.gather(
+        store.renew([(keys[1], new_token(), 60)]), store.read_replica(keys[2], ()), find(store, keys[3])
+    )
     await asyncio.sleep(0)
     wire.on_request = passes
     gate.open()
@@ -235,10 +237,10 @@ async def test_glance_that_is_lost(wire: Wire, keys: list[str], monkeypatch: pyt
 
     await store.open()
     wire.on_request = cut
-    glimpse = await store.glance(keys[0], ())
+    glimpse = await store.read_replica(keys[0], ())
     wire.on_request = lose
     with pytest.raises(TimeoutError):
-        await store.glance(keys[0], ())
+        await store.read_replica(keys[0], ())
     await store.aclose()
 
     assert glimpse is not None

@@ -85,7 +85,7 @@ def is_at_rest(guard: Guard) -> bool:
 async def test_hit_is_read_without_a_task(guard: Guard) -> None:
     """A value that is there costs a question that is begun, and nothing else."""
     await guard.fetch(OP, Kitchen().load, **LIFE)
-    begun, asked = counted(guard, "begin"), counted(guard, "acquire")
+    begun, asked = counted(guard, "start_acquire"), counted(guard, "acquire")
     names: set[str] = set()
 
     def watch() -> None:
@@ -104,7 +104,7 @@ async def test_hit_is_read_without_a_task(guard: Guard) -> None:
 
 async def test_everybody_leaves_at_any_moment(guard: Guard, admin: Redis, key: str) -> None:
     """Wherever a question is when everybody leaves: the right that it brings, if any, is not kept."""
-    begun, given = counted(guard, "begin"), counted(guard, "release")
+    begun, given = counted(guard, "start_acquire"), counted(guard, "release")
     kitchen = Kitchen()
     for when in range(12):
         call = asyncio.create_task(guard.fetch(OP, kitchen.load, on_abandon="cancel", **LIFE))
@@ -124,7 +124,7 @@ async def test_everybody_leaves_at_any_moment(guard: Guard, admin: Redis, key: s
 @pytest.mark.parametrize("leaves", [False, True])
 async def test_script_that_the_server_does_not_know(leaves: bool, guard: Guard, admin: Redis, key: str) -> None:  # noqa: FBT001
     """Such an answer is followed up in the flight's task, with the script's text, unless everybody has left."""
-    concluded = counted(guard, "conclude")
+    concluded = counted(guard, "finish_acquire")
     kitchen = Kitchen()
     await admin.script_flush()
     call = asyncio.create_task(guard.fetch(OP, kitchen.load, on_abandon="cancel", **LIFE))
@@ -160,7 +160,7 @@ async def test_one_connection_for_all(make_guard: MakeGuard) -> None:
     """When no batch can set out a flight waits in a task, until one can; everybody is answered."""
     kitchen = Kitchen()
     async with make_guard(max_connections=1) as guard:
-        begun, asked = counted(guard, "begin"), counted(guard, "acquire")
+        begun, asked = counted(guard, "start_acquire"), counted(guard, "acquire")
         calls = []
         for number in range(20):
             calls.append(asyncio.create_task(guard.fetch(f"menu-{number}", kitchen.load, **LIFE)))
@@ -266,20 +266,20 @@ async def test_value_that_was_found_is_let_go(guard: Guard) -> None:
 def begin(store: RedisStore, key: str, *tags: str) -> tuple[PendingAcquire | None, asyncio.Event]:
     """Begin to acquire; return what was begun, and what is set once it is answered."""
     answered = asyncio.Event()
-    return store.begin(key, tags, 60, 60, bytes(8), answered.set), answered
+    return store.start_acquire(key, tags, 60, 60, bytes(8), answered.set), answered
 
 
 async def test_token_is_drawn_when_a_right_is_asked_for(store: RedisStore, key: str, admin: Redis) -> None:
     """Until then there is none; it is the one under which the server gives the right."""
     begun, answered = begin(store, key)
     assert begun is not None
-    before = begun.token, begun.verdict
+    before = begun.token, begun.result
     await answered.wait()
-    assert begun.verdict is not None
+    assert begun.result is not None
 
     assert ("", None) == before
-    assert ("own", begun.token.encode()) == (begun.verdict.kind, await admin.get(f"{key}:l"))
-    assert begun.verdict == await store.conclude(begun, begun.token)
+    assert ("own", begun.token.encode()) == (begun.result.kind, await admin.get(f"{key}:l"))
+    assert begun.result == await store.finish_acquire(begun, begun.token)
 
 
 async def test_question_that_cannot_be_begun(
@@ -309,7 +309,7 @@ async def test_store_that_is_closed_over_a_question(store: RedisStore, key: str)
     await store.aclose()
 
     assert answered.is_set()
-    assert (None, None, True) == (begun.verdict, begun.error, begun.is_cut)
+    assert (None, None, True) == (begun.result, begun.error, begun.is_aborted)
 
 
 async def test_refusal_is_raised_when_it_is_concluded(store: RedisStore, key: str, admin: Redis) -> None:
@@ -319,9 +319,9 @@ async def test_refusal_is_raised_when_it_is_concluded(store: RedisStore, key: st
     assert begun is not None
     await answered.wait()
 
-    assert begun.verdict is None
+    assert begun.result is None
     with pytest.raises(Refused, match="WRONGTYPE"):
-        await store.conclude(begun, begun.token)
+        await store.finish_acquire(begun, begun.token)
 
 
 async def test_refusal_is_dealt_with_as_the_asked_node_s(
@@ -339,6 +339,6 @@ async def test_refusal_is_dealt_with_as_the_asked_node_s(
     monkeypatch.setattr(topology, "follow", follow)
     monkeypatch.setattr(topology, "primary", lambda _: None)
     with pytest.raises(Refused, match="ReadOnlyError"):
-        await store.conclude(told, "t" * 22)
+        await store.finish_acquire(told, "t" * 22)
 
     assert [node] == [asked for _, asked in followed]

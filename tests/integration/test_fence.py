@@ -226,7 +226,7 @@ async def test_value_that_was_read_from_the_store_before_is_not_remembered(  # f
     await ask(second, Table("old"))
     gate = Gate()
     store: Any = first._site().tier.store  # type: ignore[union-attr]
-    begin = store.begin
+    begin = store.start_acquire
     under_way: list[asyncio.Task[None]] = []
 
     async def later(tell: Callable[[], None]) -> None:
@@ -237,7 +237,7 @@ async def test_value_that_was_read_from_the_store_before_is_not_remembered(  # f
         *question, tell = args
         return begin(*question, lambda: under_way.append(asyncio.create_task(later(tell))))
 
-    monkeypatch.setattr(store, "begin", late)
+    monkeypatch.setattr(store, "start_acquire", late)
     call = ask(first, Table("not asked for"))
     await gate.arrivals(1)
     await invalidate(second if is_other else first)

@@ -575,7 +575,7 @@ async def test_garbage_that_is_replaced_by_garbage_is_given_up(
             return await acquire(*args)
 
         monkeypatch.setattr(store, "acquire", restless)
-        monkeypatch.setattr(store, "begin", lambda *_: None)
+        monkeypatch.setattr(store, "start_acquire", lambda *_: None)
 
         assert await ask(guard, Kitchen()) == "soup 1"
         assert not await admin.exists(f"{key}:l")

@@ -57,9 +57,9 @@ async def together(*questions: Awaitable[T]) -> list[T]:
     return await asyncio.gather(*questions)
 
 
-async def acquire(store: RedisStore, key: str, *tags: str, unwanted: bytes = b"") -> AcquireResult:
+async def acquire(store: RedisStore, key: str, *tags: str, reject: bytes = b"") -> AcquireResult:
     """Ask for the value or the lease, and for marks that have to last a minute."""
-    return await store.acquire(key, tags, new_token(), 60, unwanted, 60)
+    return await store.acquire(key, tags, new_token(), 60, reject, 60)
 
 
 async def expect_hits(store: RedisStore, tally: HitCounter, key: str) -> None:
@@ -132,9 +132,9 @@ async def test_unwanted_value_is_not_read_again(store: RedisStore, tally: HitCou
     await expect_hits(store, tally, keys[0])
 
     seen, replaced, other = await together(
-        acquire(store, keys[0], unwanted=b"=" + token.encode()),
-        acquire(store, keys[1], unwanted=b"*"),
-        acquire(store, keys[2], unwanted=b"=" + token.encode()),
+        acquire(store, keys[0], reject=b"=" + token.encode()),
+        acquire(store, keys[1], reject=b"*"),
+        acquire(store, keys[2], reject=b"=" + token.encode()),
     )
 
     assert ["own", "own", "hit"] == [seen.kind, replaced.kind, other.kind]
@@ -276,7 +276,7 @@ async def test_glances_travel_together(  # noqa: PLR0917
     await admin.set(tag, "m" * 11)
     await admin.delete(f"{keys[2]}:v")
 
-    found = await together(*(store.glance(key, (tag,)) for key in keys[:4]))
+    found = await together(*(store.read_replica(key, (tag,)) for key in keys[:4]))
 
     assert [keys[0].encode(), LONG, keys[3].encode()] == envelopes([each for each in found if each is not None])
     assert found[2] is None
@@ -293,7 +293,7 @@ async def test_replica_that_refuses_is_no_answer(
     await admin.delete(f"{keys[0]}:v")
     await admin.rpush(f"{keys[0]}:v", "no value")
 
-    refused, found = await together(*(store.glance(key, ()) for key in keys[:2]))
+    refused, found = await together(*(store.read_replica(key, ()) for key in keys[:2]))
 
     assert refused is None
     assert [keys[1].encode()] == envelopes([found])
@@ -308,7 +308,7 @@ async def test_marks_may_be_elsewhere(  # noqa: PLR0917
     monkeypatch.setattr(here, "replica", lambda key: (there if key == tag else here).primary(key))
     await admin.set(tag, "m" * 11)
 
-    found = await store.glance(keys[0], (tag,))
+    found = await store.read_replica(keys[0], (tag,))
     await there.aclose()
 
     assert found is not None

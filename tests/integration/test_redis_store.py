@@ -50,9 +50,9 @@ def sealed(token: str, version: int = 0, payload: bytes = b"soup") -> bytes:
     return seal("menu-7", payload, token, version)
 
 
-async def acquire(store: RedisStore, key: str, token: str, unwanted: bytes = b"", lease: float = 60) -> AcquireResult:
+async def acquire(store: RedisStore, key: str, token: str, reject: bytes = b"", lease: float = 60) -> AcquireResult:
     """Ask for the value or the lease."""
-    return await store.acquire(key, (), token, lease, unwanted, 60)
+    return await store.acquire(key, (), token, lease, reject, 60)
 
 
 async def fill(store: RedisStore, key: str, token: str, version: int | None = None) -> bool:
@@ -68,8 +68,8 @@ async def test_what_was_filled_is_read(store: RedisStore, key: str) -> None:
 
     assert found is not None
     assert found.envelope == b"soup"
-    assert found.life is not None
-    assert 50 < found.life <= 60
+    assert found.ttl is not None
+    assert 50 < found.ttl <= 60
 
 
 async def test_first_to_ask_for_what_is_absent_is_to_load_it(store: RedisStore, key: str) -> None:
@@ -224,7 +224,7 @@ async def test_server_that_has_forgotten_the_scripts_is_taught(store: RedisStore
         await admin.script_flush()
         assert await fill(store, key, token)
 
-    assert Stored(sealed(token), 0) == (await find(store, key))._replace(life=0)  # type: ignore[union-attr]
+    assert Stored(sealed(token), 0) == (await find(store, key))._replace(ttl=0)  # type: ignore[union-attr]
 
 
 async def test_a_life_too_short_to_measure_is_a_millisecond(store: RedisStore, key: str) -> None:

@@ -53,9 +53,9 @@ class SlowStore(FaultStore):
         await ticks(self._ticks["read"])
         return found
 
-    async def write(self, key: str, envelope: bytes, life: float) -> None:
+    async def write(self, key: str, envelope: bytes, ttl: float) -> None:
         await ticks(self._ticks["write"])
-        await super().write(key, envelope, life)
+        await super().write(key, envelope, ttl)
         await ticks(self._ticks["write"])
 
     async def delete(self, key: str) -> None:

@@ -49,14 +49,14 @@ class Store(LeasingDouble):
         self.after: Callable[[], object] = int
         self.later: Gate | None = None
 
-    def begin(self, *args: Any) -> PendingAcquire | None:
+    def start_acquire(self, *args: Any) -> PendingAcquire | None:
         *rest, on_answer = args
 
         def answered() -> None:
             on_answer()
             self.after()
 
-        begun = super().begin(*rest, answered)
+        begun = super().start_acquire(*rest, answered)
         self.looks += begun is not None
         return begun
 
@@ -376,7 +376,7 @@ async def test_value_that_will_not_do(
     undecodable: int,
     begins: bool,  # noqa: FBT001
 ) -> None:
-    """What the look cannot use is named as unwanted to the store, counted as in a task, and loaded anew."""
+    """What the look cannot use is rejected, counted as in a task, and loaded anew."""
     process = Process(max_bytes=100)
     process.store.begins = begins
     process.put(payload, **options)
@@ -437,7 +437,7 @@ async def test_flight_that_cannot_look(why: str, process: Process, monkeypatch: 
         def begin(*_: object) -> None:
             raise ConnectionError
 
-        monkeypatch.setattr(process.store, "begin", begin)
+        monkeypatch.setattr(process.store, "start_acquire", begin)
     elif why == "replicas":
         process.store.has_replicas = True
     elif why == "an open breaker":
@@ -733,7 +733,7 @@ async def test_request_that_is_cancelled(begins: bool, process: Process) -> None
     process.store.begins, process.store.has_more = begins, True
     gate = process.store.later = Gate()
     if begins:
-        process.store.later, process.store.conclude = None, _held_up(gate)  # type: ignore[method-assign]
+        process.store.later, process.store.finish_acquire = None, _held_up(gate)  # type: ignore[method-assign]
     call = process.ask(on_abandon="cancel")
     await gate.arrivals(1)
     held = [*process.server.leases]

@@ -433,7 +433,7 @@ async def test_replica_answers(beside: Process) -> None:
     beside.store.replica = AcquireResult("hit", Stored(seal("menus:menu-7", b"soup", THERE), 50))
 
     assert Found(b"soup", b"soup", 50) == await beside.lease().ask(as_it_is)
-    assert ["glance"] == beside.store.asked
+    assert ["read_replica"] == beside.store.asked
 
 
 @pytest.mark.parametrize(
@@ -446,7 +446,7 @@ async def test_replica_that_has_no_answer(replica: Any, beside: Process) -> None
     beside.store.replica = replica
 
     assert "own" == await beside.lease().ask(as_it_is)
-    assert ["glance", "acquire"] == beside.store.asked
+    assert ["read_replica", "acquire"] == beside.store.asked
     assert int(isinstance(replica, OSError)) == beside.counters.l2_errors
     assert "closed" == beside.tier.asking.breaker("Leasing").state
 
@@ -466,7 +466,7 @@ async def test_dead_replicas_are_not_asked_again_and_again(beside: Process) -> N
     for _ in range(4):
         await beside.lease().ask(as_it_is)
 
-    assert (3, 4) == tuple(beside.store.asked.count(what) for what in ("glance", "acquire"))
+    assert (3, 4) == tuple(beside.store.asked.count(what) for what in ("read_replica", "acquire"))
 
 
 @pytest.mark.parametrize("what", ["op", "tag", "everything"])
@@ -478,7 +478,7 @@ async def test_replica_is_not_asked_for_what_was_invalidated_lately(what: str, b
     server.clock.advance(5)
     await beside.lease("soups").ask(as_it_is)
 
-    assert ["acquire", "glance", "acquire"] == beside.store.asked
+    assert ["acquire", "read_replica", "acquire"] == beside.store.asked
 
 
 async def test_replica_is_not_asked_for_what_was_stored_lately(beside: Process, server: Server) -> None:

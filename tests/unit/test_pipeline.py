@@ -255,8 +255,8 @@ async def test_who_is_told_is_told_once_and_later() -> None:
             await asyncio.sleep(0)
 
     assert ((False, []), True, [begun.token]) == (early, begun.done(), told)
-    assert (22, None) == (len(begun.token), begun.verdict)
-    assert (b"PONG", ()) == begun.result()
+    assert (22, None) == (len(begun.token), begun.result)
+    assert (b"PONG", ()) == begun.reply()
 
 
 async def test_who_is_told_that_there_is_no_answer() -> None:
@@ -271,13 +271,13 @@ async def test_who_is_told_that_there_is_no_answer() -> None:
     errors = []
     for each in begun:
         with pytest.raises(ConnectionError, match="cut") as raised:
-            each.result()
+            each.reply()
         errors.append(raised.value)
 
     assert ([0, 1], [None, None], [False, False]) == (
         told,
-        [each.verdict for each in begun],
-        [each.is_cut for each in begun],
+        [each.result for each in begun],
+        [each.is_aborted for each in begun],
     )
     assert errors == [each.error for each in begun]
     assert errors[0] is not errors[1]
@@ -296,8 +296,8 @@ async def test_who_is_told_that_there_will_be_none(is_sent: bool) -> None:  # no
         await gate.arrivals(1)
     await batches.aclose()
 
-    assert ([0, 1], [True, True], []) == (told, [each.is_cut for each in begun], failures)
-    assert [(None, None, True)] * 2 == [(each.verdict, each.error, each.look.answer.done()) for each in begun]
+    assert ([0, 1], [True, True], []) == (told, [each.is_aborted for each in begun], failures)
+    assert [(None, None, True)] * 2 == [(each.result, each.error, each.look.answer.done()) for each in begun]
 
 
 def test_loop_that_is_closed_over_a_batch() -> None:

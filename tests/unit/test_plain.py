@@ -27,9 +27,9 @@ def test_it_can_do_nothing_special(store: PlainStoreAdapter) -> None:
     assert ("FaultStore", "FaultStore", 64) == (store.name, store.node_of(KEY), store.concurrency)
 
 
-async def acquired(store: PlainStoreAdapter, unwanted: bytes = b"") -> AcquireResult:
+async def acquired(store: PlainStoreAdapter, reject: bytes = b"") -> AcquireResult:
     """Return what a flight is told."""
-    return await store.acquire(KEY, (), "t" * 22, 2, unwanted, 60)
+    return await store.acquire(KEY, (), "t" * 22, 2, reject, 60)
 
 
 async def test_everybody_may_load_what_is_not_there(store: PlainStoreAdapter) -> None:
@@ -49,15 +49,13 @@ async def test_value_goes_under_the_values_key(store: PlainStoreAdapter, plain: 
     assert {} == plain.contents
 
 
-@pytest.mark.parametrize("unwanted", [b"*", b"=", b"=" + b"f" * 22])
-async def test_value_that_is_not_wanted_is_not_read(
-    unwanted: bytes, store: PlainStoreAdapter, plain: FaultStore
-) -> None:
+@pytest.mark.parametrize("reject", [b"*", b"=", b"=" + b"f" * 22])
+async def test_value_that_is_not_wanted_is_not_read(reject: bytes, store: PlainStoreAdapter, plain: FaultStore) -> None:
     """Who has seen the value, or wants none, may load."""
     await store.fill(KEY, "t" * 22, ENVELOPE, 60, None, b"", always_publish=False)
     plain.error = OSError("down")
 
-    assert AcquireResult("own") == await acquired(store, unwanted)
+    assert AcquireResult("own") == await acquired(store, reject)
 
 
 async def test_there_is_nothing_to_keep_up(store: PlainStoreAdapter, plain: FaultStore) -> None:
@@ -67,7 +65,7 @@ async def test_there_is_nothing_to_keep_up(store: PlainStoreAdapter, plain: Faul
     assert [True] == await store.renew([(KEY, "t" * 22, 2)])
     assert [False] == await store.release([(KEY, "t" * 22, b"message", False)])
     await store.echo(b"word")
-    assert await store.glance(KEY, ()) is None
+    assert await store.read_replica(KEY, ()) is None
 
 
 async def test_what_it_cannot_do(store: PlainStoreAdapter) -> None:
@@ -91,6 +89,6 @@ async def test_opening_and_closing(store: PlainStoreAdapter, plain: FaultStore) 
 
 async def test_nothing_is_begun(store: PlainStoreAdapter) -> None:
     """A plain store is asked in a flight's task; there is nothing to conclude."""
-    assert store.begin(KEY, (), 2, 60, bytes(8), list) is None  # type: ignore[func-returns-value]
+    assert store.start_acquire(KEY, (), 2, 60, bytes(8), list) is None  # type: ignore[func-returns-value]
     with pytest.raises(Refused, match="begins nothing"):
-        await store.conclude(None, "t" * 22)  # type: ignore[arg-type]
+        await store.finish_acquire(None, "t" * 22)  # type: ignore[arg-type]

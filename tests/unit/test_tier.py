@@ -35,9 +35,9 @@ class NotedStore(FaultStore):
         self.asked.append("read")
         return await super().read(key)
 
-    async def write(self, key: str, envelope: bytes, life: float) -> None:
+    async def write(self, key: str, envelope: bytes, ttl: float) -> None:
         self.asked.append("write")
-        await super().write(key, envelope, life)
+        await super().write(key, envelope, ttl)
 
     async def delete(self, key: str) -> None:
         self.asked.append("delete")

@@ -23,5 +23,5 @@ async def test_store_that_knows_no_primary_yet_goes_by_its_own_name() -> None:
     store = RedisStore("redis+sentinel://localhost/menus")
 
     assert "Redis" == store.node_of("sg1:{menus:7}")
-    assert await store.glance("sg1:{menus:7}", ()) is None
+    assert await store.read_replica("sg1:{menus:7}", ()) is None
     await store.aclose()

@@ -171,7 +171,7 @@ class Backplane:
 
     def _hear(self, payload: bytes | KeysChanged | Echo) -> None:
         if isinstance(payload, Echo):
-            self._hear_echo(payload.word)
+            self._hear_echo(payload.payload)
             return
         if isinstance(payload, KeysChanged):
             self._audience.hear_touched(payload)

@@ -139,7 +139,7 @@ class Lease:
             if self._breaker is not None:
                 self._asked_at = tier.clock()
                 question = self._key, self._tags, self._length, self._marks_life, self._fingerprint
-                self._begun = store.begin(*question, on_answer)
+                self._begun = store.start_acquire(*question, on_answer)
         except Exception:  # noqa: BLE001  # nobody knows who has the key at present, for one: `ask` will find out
             self._begun = None
         if self._begun is None and self._breaker is not None:
@@ -158,12 +158,12 @@ class Lease:
         begun = self._begun
         assert begun is not None
         self._token = begun.token
-        if begun.is_cut:
+        if begun.is_aborted:
             self._begun = None
             self._tier.asking.end("read", None)
             message = f"{self._op}: the load was cancelled with the question that it had put to the store"
             raise LoadCancelled(message)
-        verdict = begun.verdict
+        verdict = begun.result
         if verdict is None:
             self._tier.asking.end("read", None)
             return None
@@ -262,7 +262,7 @@ class Lease:
         store = self._tier.store
         if self._tier.recent.has_any((self._key, *self._tags)):
             return None
-        ask = partial(store.glance, self._key, self._tags, self._fingerprint)
+        ask = partial(store.read_replica, self._key, self._tags, self._fingerprint)
         try:
             glimpse = await self._tier.asking.ask("read", f"{store.name} replicas", ask, self._counters)
         except StoreUnavailable:
@@ -300,7 +300,7 @@ class Lease:
         self._token = self._token or new_token()
         try:
             if begun is not None:
-                return await store.conclude(begun, self._token)
+                return await store.finish_acquire(begun, self._token)
             self._asked_at = self._tier.clock()
             return await acquire(self._token, self._length, self._unwanted, marks_life, "", self._fingerprint)
         except Exception as error:
@@ -331,7 +331,7 @@ class Lease:
         self.stored_by = opened.token
         decoded = decode(opened.payload)
         self.was_undecodable = decoded is None
-        life = stored.life
+        life = stored.ttl
         if life is not None and opened.lag:
             life = max(life - opened.lag, 0.0)
         return None if decoded is None else Found(decoded[0], opened.payload, life)

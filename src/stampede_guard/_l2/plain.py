@@ -30,7 +30,7 @@ class PlainStoreAdapter:
         """Return the store's name."""
         return self.name
 
-    async def glance(
+    async def read_replica(
         self, key: str, tags: Sequence[str], fingerprint: bytes = NO_FINGERPRINT
     ) -> AcquireResult | None:  # no replicas
         """Return nothing."""
@@ -42,27 +42,27 @@ class PlainStoreAdapter:
         tags: Sequence[str],  # the guard refuses them
         token: str,  # nobody arbitrates
         lease: float,  # as above
-        unwanted: bytes,
-        marks_life: float,  # as above
+        reject: bytes,
+        marks_ttl: float,  # as above
         previous_token: str = "",  # as above
         fingerprint: bytes = NO_FINGERPRINT,  # there is one value, and its reader checks the fingerprint
     ) -> AcquireResult:
         """Read; without a value that will do, everybody may load."""
-        stored = None if unwanted else await self._store.read(f"{key}:v")
+        stored = None if reject else await self._store.read(f"{key}:v")
         return AcquireResult("own") if stored is None else AcquireResult("hit", stored)
 
-    def begin(  # noqa: PLR0917  # as the protocol has it
+    def start_acquire(  # noqa: PLR0917  # as the protocol has it
         self,
         key: str,
         tags: Sequence[str],
         lease: float,
-        marks_life: float,
+        marks_ttl: float,
         fingerprint: bytes,
         on_answer: Callable[[], None],
     ) -> None:  # it takes a task
         """Return nothing."""
 
-    async def conclude(self, begun: PendingAcquire, token: str) -> AcquireResult:
+    async def finish_acquire(self, pending: PendingAcquire, token: str) -> AcquireResult:
         """Refuse: nothing was begun."""
         why = "it begins nothing"
         raise Refused(why)
@@ -72,34 +72,34 @@ class PlainStoreAdapter:
         key: str,
         token: str,  # nobody arbitrates
         envelope: bytes,
-        life: float,
+        ttl: float,
         version: int | None,  # the guard refuses them
         message: bytes,  # nobody listens
         *,
         always_publish: bool,  # as above
     ) -> bool:
         """Write."""
-        await self._store.write(f"{key}:v", envelope, life)
+        await self._store.write(f"{key}:v", envelope, ttl)
         return True
 
-    async def renew(self, rights: Sequence[tuple[str, str, float]]) -> Sequence[bool]:  # nothing expires
+    async def renew(self, leases: Sequence[tuple[str, str, float]]) -> Sequence[bool]:  # nothing expires
         """Return that all is well."""
-        return [True] * len(rights)
+        return [True] * len(leases)
 
-    async def release(self, rights: Sequence[tuple[str, str, bytes, bool]]) -> Sequence[bool]:
+    async def release(self, leases: Sequence[tuple[str, str, bytes, bool]]) -> Sequence[bool]:
         """Do nothing: there was no lease."""
-        return [False] * len(rights)
+        return [False] * len(leases)
 
     async def invalidate(self, key: str, version: int | None, message: bytes) -> None:
         """Delete."""
         await self._store.delete(f"{key}:v")
 
-    async def invalidate_tag(self, key: str, mark: bytes, life: float, message: bytes) -> None:
+    async def invalidate_tag(self, key: str, mark: bytes, ttl: float, message: bytes) -> None:
         """Refuse: the guard does not let it come to that."""
         why = "it has no tags"
         raise Refused(why)
 
-    async def echo(self, word: bytes) -> None:
+    async def echo(self, payload: bytes) -> None:
         """Do nothing: there is no bus."""
 
     async def stored_by(self, key: str) -> tuple[bytes, ...]:

@@ -1,8 +1,8 @@
-"""L2: what a store has to be able to do.
+"""The protocols of a store: what L2 needs from it.
 
-A store moves bytes. The envelope, the breaker and what has to be tried again are the tier's (`_l2`),
-so that a store stays a thin piece over somebody's client. There are two kinds: a plain `Store` reads, writes
-and deletes; a `LeasingStore` can also give one flight of a whole cluster the right to load.
+A store moves bytes. The envelope, the circuit breaker and the repetition of what failed belong to the tier (`_l2`), so
+that a store stays a thin layer over a client. There are two kinds: a plain `Store` reads, writes and deletes; a
+`LeasingStore` can also grant a lease, the right to load, to one flight of a whole cluster.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,68 +25,69 @@ __all__ = (
 )
 
 
-class Refused(Exception):  # noqa: N818  # a verdict of the store, not a fault in it
-    """The store is alive and said no: full, read-only, no permission. The text is a code for the log.
+class Refused(Exception):  # noqa: N818  # the store's answer, not a fault in it
+    """The store works and refuses: it is full, read-only, or permission is missing. The text is a code for the log.
 
-    Anything else that a store raises counts against its node, unless it has the note `LOST_TOGETHER`.
+    Any other exception counts against the store's node, unless it has the note `LOST_TOGETHER`.
     """
 
 
-LOST_TOGETHER = "lost together with others, for one of which it counts against the node"
-"""Note on the exceptions of all but one of the operations that one failure has ended."""
+LOST_TOGETHER = "part of a batch that failed; only the batch's first error counts for the breaker"
+"""Note on all exceptions but the first where one failure ended several operations."""
 
 
 class StoreOverloaded(Exception):  # noqa: N818  # says nothing about the node
-    """There were too many operations before this one, and it was given up before the node heard of it."""
+    """The queue was too long; the operation was dropped before it was sent."""
 
 
 class Stored(NamedTuple):
-    """What was found under a key.
+    """A value as it was found in the store.
 
     Attributes:
         envelope: The bytes as they were written.
-        life: Seconds until the store drops them; `None` if the store cannot tell.
+        ttl: Seconds until the store drops them; `None` if the store cannot tell.
     """
 
     envelope: bytes
-    life: float | None
+    ttl: float | None
 
 
 class Store(Protocol):
-    """One event loop's way to a store. Every method returns or raises within the store's own deadline."""
+    """One event loop's access to a store. Every method returns or raises within the store's own deadline."""
 
     name: str
-    """How logs call it; holds neither address nor password."""
+    """The name in logs; contains neither address nor password."""
 
     concurrency: int
-    """How many operations it can do at once; more have to queue."""
+    """How many operations may run at once; more of them queue."""
 
     async def open(self) -> None:
-        """Get ready; raises if the node does not answer, which is no reason not to start."""
+        """Connect. An exception, when the node does not answer, is logged and does not stop the guard from starting."""
 
     async def read(self, key: str) -> Stored | None:
         """Return what is stored under *key*."""
 
-    async def write(self, key: str, envelope: bytes, life: float) -> None:
-        """Store *envelope* for *life* seconds, replacing what was there."""
+    async def write(self, key: str, envelope: bytes, ttl: float) -> None:
+        """Store *envelope* for *ttl* seconds, in place of what was there."""
 
     async def delete(self, key: str) -> None:
-        """Drop *key*; succeeds if there is nothing."""
+        """Delete *key*; succeeds if there is nothing."""
 
     async def aclose(self) -> None:
-        """Close every connection."""
+        """Close all connections."""
 
 
 class AcquireResult(NamedTuple):
-    """A store's answer to a flight that asks for a value, or else for the right to load it.
+    """The result of `LeasingStore.acquire`: a value, or else whether this flight holds the lease.
 
     Attributes:
-        kind: `"hit"`: here is a value; `"own"`: load it; `"wait"`: another flight does; `"alone"`: load it and store
-            nothing, since what another flight has just loaded was not stored.
+        kind: `"hit"`: a value was found; `"own"`: the lease is granted, load; `"wait"`: another flight holds the lease;
+            `"alone"`: load without a lease and store nothing, because what another flight has just loaded could not be
+            stored.
         stored: The value of a hit.
-        left: Seconds until the other's lease expires.
-        marks: The present marks of the op's tags, in order.
-        sent_at: When the question was sent, by `time.monotonic`; `None` if the store cannot tell.
+        left: Seconds until the lease of the other flight expires.
+        marks: The current marks of the op's tags, in order.
+        sent_at: When the request was sent, by `time.monotonic`; `None` if the store cannot tell.
     """
 
     kind: Literal["hit", "own", "wait", "alone"]
@@ -97,7 +98,7 @@ class AcquireResult(NamedTuple):
 
 
 class KeysChanged(NamedTuple):
-    """Word of the server's that keys were written or deleted, by whomever.
+    """The server's message that keys were written or deleted, by any client.
 
     Attributes:
         keys: The keys; `None` for all of them.
@@ -107,75 +108,77 @@ class KeysChanged(NamedTuple):
 
 
 class Echo(NamedTuple):
-    """What this store itself sent by `LeasingStore.echo`.
+    """A message that this store sent to itself with `LeasingStore.echo`.
 
     Attributes:
-        word: As it was given there.
+        payload: The argument of `LeasingStore.echo`.
     """
 
-    word: bytes
+    payload: bytes
 
 
 class Subscription(Protocol):
-    """What comes in on the bus, from the moment at which it was opened."""
+    """The messages of the bus since it was opened."""
 
     async def next(self) -> bytes | KeysChanged | Echo:
-        """Return the next message; raises when one may have been lost."""
+        """Return the next message; raises if a message may have been lost."""
         ...
 
 
 class PendingAcquire(Protocol):
-    """A question that was put without waiting for anything, and its answer."""
+    """An ACQUIRE that `LeasingStore.start_acquire` has sent without a task, and its result."""
 
     error: Exception | None
-    """Why there is no answer."""
+    """Why there is no result."""
 
-    is_cut: bool
-    """Whether there is none because the store is closed, or the event loop ends: nothing new may begin."""
+    is_aborted: bool
+    """Whether the store was closed, or the event loop ends: there is no result, and nothing may be started."""
 
     @property
     def token(self) -> str:
-        """The flight's, from the moment on in which a right to load is asked for; until then it is empty."""
+        """The flight's token; empty until the request for a lease is sent."""
         ...
 
     @property
-    def verdict(self) -> AcquireResult | None:
-        """The answer; `None` if there is more to it, which `LeasingStore.conclude` knows, or none."""
+    def result(self) -> AcquireResult | None:
+        """The result; `None` if there is none, or if `LeasingStore.finish_acquire` has to complete it."""
         ...
 
 
 class LeasingStore(Protocol):
-    """A store that arbitrates between processes. Keys are bases, to which it adds its suffixes."""
+    """A store that grants leases. The keys it is given are bases, to which it adds suffixes of its own."""
 
     name: str
-    """How logs call it; holds neither address nor password."""
+    """The name in logs; contains neither address nor password."""
 
     concurrency: int
-    """How many operations it can do at once; more have to queue."""
+    """How many operations may run at once; more of them queue."""
 
     channel: str
-    """Where messages are published and listened for; set by the tier before anything else."""
+    """The channel of the bus; the tier sets it before any other use."""
 
     capabilities: frozenset[str]
-    """What it can: `"leases"`, `"backplane"`, `"tags"`, `"versions"`, `"tracking"`."""
+    """A subset of `"leases"`, `"backplane"`, `"tags"`, `"versions"`, `"tracking"`."""
 
     has_replicas: bool
-    """Whether `glance` may find somebody to ask."""
+    """Whether `read_replica` may find a replica."""
 
     @property
     def generation(self) -> int:
-        """Rises when another server may have taken over, and with it lost what was written last."""
+        """Rises when another server may have become the primary, so that the latest writes may be lost."""
         ...
 
     def node_of(self, key: str) -> str:
-        """Return the name of the server that has *key*: each has a breaker of its own."""
+        """Return the name of the server that has *key*: each server has a breaker of its own."""
         ...
 
     async def open(self) -> None:
-        """Get ready; raises if the node does not answer, which is no reason not to start."""
+        """Connect. An exception, when the node does not answer, is logged and does not stop the guard from starting."""
 
-    async def glance(self, key: str, tags: Sequence[str], fingerprint: bytes = NO_FINGERPRINT) -> AcquireResult | None:
-        """Return what a good replica has; `None` if there is no value with *fingerprint*, or no good replica."""
+    async def read_replica(
+        self, key: str, tags: Sequence[str], fingerprint: bytes = NO_FINGERPRINT
+    ) -> AcquireResult | None:
+        """Return a value from a healthy replica; `None` without such a replica, or a value with *fingerprint*."""
         ...
 
     async def acquire(  # noqa: PLR0917  # one round trip for all of it
@@ -184,44 +187,44 @@ class LeasingStore(Protocol):
         tags: Sequence[str],
         token: str,
         lease: float,
-        unwanted: bytes,
-        marks_life: float,
+        reject: bytes,
+        marks_ttl: float,
         previous_token: str = "",
         fingerprint: bytes = NO_FINGERPRINT,
     ) -> AcquireResult:
-        """Return the value, or give or deny the holder of *token* the right to load, in one round trip.
+        """Return the value, or grant or deny the lease to *token*, in one round trip.
 
         Args:
-            key: The op's.
-            tags: Keys of its tags, whose marks are made if they are missing.
-            token: The flight's.
-            lease: Seconds that the right lasts unless it is renewed.
-            unwanted: Nothing, or `=` and the token that stored the value that will not do, or `*`: whatever
-                is there is not wanted, and whoever else is loading loses the right to.
-            marks_life: Seconds that the tags' marks have to last.
-            previous_token: An earlier token of the same flight, whose request went unanswered; its lease passes over.
-            fingerprint: Of the values that will do. The right to load is one for all fingerprints.
+            key: The key of the op.
+            tags: The keys of its tags; missing marks are made.
+            token: The token of the flight.
+            lease: Seconds until the lease expires unless it is renewed.
+            reject: The values that the flight cannot use: `b""` for none; `=` and a token for the one that this token
+                stored; `*` for any, which also takes the lease from a flight that holds it.
+            marks_ttl: Seconds for which the marks of the tags have to exist at least.
+            previous_token: An earlier token of the same flight, whose request was not answered; its lease passes over.
+            fingerprint: The fingerprint of the values that the flight can use. One lease serves all fingerprints.
         """
         ...
 
-    def begin(  # noqa: PLR0917  # as `acquire`
+    def start_acquire(  # noqa: PLR0917  # as `acquire`
         self,
         key: str,
         tags: Sequence[str],
         lease: float,
-        marks_life: float,
+        marks_ttl: float,
         fingerprint: bytes,
         on_answer: Callable[[], None],
     ) -> PendingAcquire | None:
-        """Begin to `acquire` under a token of the store's choice; `None` if that would take waiting.
+        """Send what `acquire` would, without a task, with a token that the store chooses; `None` if it has to wait.
 
-        *on_answer* is called once, from another step of the event loop, and raises nothing that concerns others; the
-        other arguments are those of `acquire`.
+        *on_answer* is called once, from another step of the event loop. It raises nothing that concerns other requests.
+        The other arguments are those of `acquire`.
         """
         ...
 
-    async def conclude(self, begun: PendingAcquire, token: str) -> AcquireResult:
-        """Return or raise what `acquire` would have, after the answer; *token* is the flight's, if it had none yet."""
+    async def finish_acquire(self, pending: PendingAcquire, token: str) -> AcquireResult:
+        """Return or raise what `acquire` would have, after the answer; *token* is for a request that has none yet."""
         ...
 
     async def fill(  # noqa: PLR0917  # one round trip for all of it
@@ -229,57 +232,57 @@ class LeasingStore(Protocol):
         key: str,
         token: str,
         envelope: bytes,
-        life: float,
+        ttl: float,
         version: int | None,
         message: bytes,
         *,
         always_publish: bool,
     ) -> bool:
-        """Store *envelope* for *life* seconds and give the right back; return whether *token* still had it.
+        """Store *envelope* for *ttl* seconds and end the lease; return whether *token* still held it.
 
         Values with other fingerprints than the one in *envelope* may stay beside it, but not if *always_publish*.
-        *message* is published if another flight waits, or if *always_publish*. A refusal then drops the value, too:
-        it may be older. A version that was too low with it is the lowest that is acceptable from then on.
+        *message* is published if another flight waits, or if *always_publish*. A refusal then also drops the stored
+        value, which may be older. If the version was too low as well, it becomes the lowest acceptable one.
         """
         ...
 
-    async def renew(self, rights: Sequence[tuple[str, str, float]]) -> Sequence[bool | Exception]:
-        """Prolong leases, ahead of other operations; return for each whether its token still had it, or a refusal.
+    async def renew(self, leases: Sequence[tuple[str, str, float]]) -> Sequence[bool | Exception]:
+        """Renew leases, ahead of other operations; return for each whether its token still held it, or an exception.
 
         Args:
-            rights: Key, token, and the seconds that the lease is to last from now on; the keys are of one node.
+            leases: Key, token, and the seconds until the lease expires, from now on; the keys are of one node.
         """
         ...
 
-    async def release(self, rights: Sequence[tuple[str, str, bytes, bool]]) -> Sequence[bool | Exception]:
+    async def release(self, leases: Sequence[tuple[str, str, bytes, bool]]) -> Sequence[bool | Exception]:
         """End leases without a value, ahead of other operations; return for each whether there was one, or a refusal.
 
         Args:
-            rights: Key, token, what is published if another process waits, and whether there is a value that was not
-                stored: then flights that ask within the next second are to load `"alone"`, if any waits. The keys are
+            leases: Key, token, the message that is published if another process waits, and whether a loaded value could
+                not be stored: then flights that ask within the next second get `"alone"`, if one waits. The keys are
                 of one node.
         """
         ...
 
     async def invalidate(self, key: str, version: int | None, message: bytes) -> None:
-        """Drop the value and everybody's right to store one that is being loaded; publish *message*.
+        """Drop the value, and the lease of a flight that is loading one; publish *message*.
 
-        From now on versions below *version* are not stored.
+        From then on versions below *version* are not stored.
         """
 
-    async def invalidate_tag(self, key: str, mark: bytes, life: float, message: bytes) -> None:
-        """Make *mark* the tag's, for *life* seconds at least; publish *message*."""
+    async def invalidate_tag(self, key: str, mark: bytes, ttl: float, message: bytes) -> None:
+        """Give the tag the new *mark*, for *ttl* seconds at least; publish *message*."""
 
-    async def echo(self, word: bytes) -> None:
-        """Let this store's own subscription, and no other, hear *word*, behind all that was published before."""
+    async def echo(self, payload: bytes) -> None:
+        """Send *payload* to this store's own subscription only, behind all that was published before."""
 
     async def stored_by(self, key: str) -> tuple[bytes, ...]:
-        """Return the tokens of the flights that stored the values under *key*, a whole one."""
+        """Return the tokens of the flights that stored the values under *key*, which has its suffix."""
         ...
 
     def listen(self) -> AbstractAsyncContextManager[Subscription]:
-        """Open the bus."""
+        """Subscribe to the bus."""
         ...
 
     async def aclose(self) -> None:
-        """Close every connection."""
+        """Close all connections."""

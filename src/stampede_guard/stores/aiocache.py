@@ -65,9 +65,9 @@ class AiocacheStore:
             return None
         return Stored(envelope if isinstance(envelope, bytes) else b"", None)  # else somebody else's, and not this op's
 
-    async def write(self, key: str, envelope: bytes, life: float) -> None:
-        """Write the value for *life* seconds, rounded up to whole ones, which every backend understands."""
-        await self._run(self._cache.set(key, envelope, ttl=math.ceil(life)))
+    async def write(self, key: str, envelope: bytes, ttl: float) -> None:
+        """Write the value for *ttl* seconds, rounded up to whole ones, which every backend understands."""
+        await self._run(self._cache.set(key, envelope, ttl=math.ceil(ttl)))
 
     async def delete(self, key: str) -> None:
         """Drop the value."""

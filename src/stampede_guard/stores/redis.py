@@ -133,7 +133,9 @@ class RedisStore:
         """Find the servers, log in and say PING."""
         await self._topology.open()
 
-    async def glance(self, key: str, tags: Sequence[str], fingerprint: bytes = NO_FINGERPRINT) -> AcquireResult | None:
+    async def read_replica(
+        self, key: str, tags: Sequence[str], fingerprint: bytes = NO_FINGERPRINT
+    ) -> AcquireResult | None:
         """Read the value, its remaining life and its tags' marks from good replicas, in one round trip."""
         node = self._topology.replica(key)
         if node is None:
@@ -159,26 +161,26 @@ class RedisStore:
         tags: Sequence[str],
         token: str,
         lease: float,
-        unwanted: bytes,
-        marks_life: float,
+        reject: bytes,
+        marks_ttl: float,
         previous_token: str = "",
         fingerprint: bytes = NO_FINGERPRINT,
     ) -> AcquireResult:
         """Run ACQUIRE, and MARK for each tag; or read the value and the marks, as the batch has it."""
         primary = self._topology.primary
         node, places = primary(key), [primary(tag) for tag in tags]
-        rights = token, _ms(lease), unwanted, previous_token
-        look = AcquireRequest(key, rights, self._last, tuple(tags), _ms(marks_life), fingerprint)
+        rights = token, _ms(lease), reject, previous_token
+        look = AcquireRequest(key, rights, self._last, tuple(tags), _ms(marks_ttl), fingerprint)
         if self._batches_of(node).is_full:
             await self._batches_of(node).room()
         return await self._verdict(look, tuple(tags), node, places, await self._look(node, look, places))
 
-    def begin(  # noqa: PLR0917  # as the protocol has it
+    def start_acquire(  # noqa: PLR0917  # as the protocol has it
         self,
         key: str,
         tags: Sequence[str],
         lease: float,
-        marks_life: float,
+        marks_ttl: float,
         fingerprint: bytes,
         on_answer: Callable[[], None],
     ) -> PendingAcquire | None:
@@ -191,15 +193,15 @@ class RedisStore:
         for tag in tags:
             if primary(tag) is not node:
                 return None
-        look = AcquireRequest(key, ("", _ms(lease), b"", ""), self._last, tuple(tags), _ms(marks_life), fingerprint)
+        look = AcquireRequest(key, ("", _ms(lease), b"", ""), self._last, tuple(tags), _ms(marks_ttl), fingerprint)
         return batches.tell(look, on_answer)
 
-    async def conclude(self, begun: PendingAcquire, token: str) -> AcquireResult:
+    async def finish_acquire(self, pending: PendingAcquire, token: str) -> AcquireResult:
         """Acquire, from the answer on."""
-        told = cast("CallbackReply", begun)
+        told = cast("CallbackReply", pending)
         look, node = told.look, told.node
         look.take_token(token)
-        return await self._verdict(look, look.tags, node, [node] * len(look.tags), told.result())
+        return await self._verdict(look, look.tags, node, [node] * len(look.tags), told.reply())
 
     async def _verdict(
         self, look: AcquireRequest, tags: Sequence[str], node: Node, places: Sequence[Node], answer: Any
@@ -257,7 +259,7 @@ class RedisStore:
         key: str,
         token: str,
         envelope: bytes,
-        life: float,
+        ttl: float,
         version: int | None,
         message: bytes,
         *,
@@ -265,21 +267,21 @@ class RedisStore:
     ) -> bool:
         """Run FILL."""
         lowest = "" if version is None else version
-        stored = token, envelope, _ms(life), lowest, _ms(_VERSION_LIFE)
+        stored = token, envelope, _ms(ttl), lowest, _ms(_VERSION_LIFE)
         args = (*stored, self._bus, message, int(always_publish), self._last)
         reply = await self._run(Call(bytes, scripts.FILL, _keys(key), args))
         return reply in (b"OK", b"DUP")
 
-    async def renew(self, rights: Sequence[tuple[str, str, float]]) -> Sequence[bool | Exception]:
-        """Run RENEW for each of *rights*."""
+    async def renew(self, leases: Sequence[tuple[str, str, float]]) -> Sequence[bool | Exception]:
+        """Run RENEW for each of *leases*."""
         return await self._run_all(
-            [Call(int, scripts.RENEW, (f"{key}:l",), (token, _ms(lease))) for key, token, lease in rights]
+            [Call(int, scripts.RENEW, (f"{key}:l",), (token, _ms(lease))) for key, token, lease in leases]
         )
 
-    async def release(self, rights: Sequence[tuple[str, str, bytes, bool]]) -> Sequence[bool | Exception]:
-        """Run RELEASE for each of *rights*."""
+    async def release(self, leases: Sequence[tuple[str, str, bytes, bool]]) -> Sequence[bool | Exception]:
+        """Run RELEASE for each of *leases*."""
         calls: list[Call] = []
-        for key, token, message, is_unstored in rights:
+        for key, token, message, is_unstored in leases:
             args = (token, self._bus, message)
             calls.append(Call(int, scripts.RELEASE, (f"{key}:l",), (*args, 1) if is_unstored else args))
         return await self._run_all(calls)
@@ -299,15 +301,15 @@ class RedisStore:
         lowest = "" if version is None else version
         await self._run(Call(int, scripts.INVALIDATE, keys, (lowest, _ms(_VERSION_LIFE), self._bus, message)))
 
-    async def invalidate_tag(self, key: str, mark: bytes, life: float, message: bytes) -> None:
+    async def invalidate_tag(self, key: str, mark: bytes, ttl: float, message: bytes) -> None:
         """Run INVALIDATE_TAG."""
-        await self._run(Call(int, scripts.INVALIDATE_TAG, (key,), (mark, _ms(life), self._bus, message)))
+        await self._run(Call(int, scripts.INVALIDATE_TAG, (key,), (mark, _ms(ttl), self._bus, message)))
 
-    async def echo(self, word: bytes) -> None:
+    async def echo(self, payload: bytes) -> None:
         """Publish for ourselves, in a cluster through another node than the one that is listened to."""
         nodes = [self._topology.primary(f"{self.channel}-{number}") for number in range(_NODES)]
         node = next((each for each in nodes if each.name != self._bus_node), nodes[0])
-        for reply in await node.exchange((int, "PUBLISH", self._echo_channel, word)):
+        for reply in await node.exchange((int, "PUBLISH", self._echo_channel, payload)):
             if isinstance(reply, Refused):
                 raise reply
 

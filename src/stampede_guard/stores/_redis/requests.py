@@ -153,10 +153,10 @@ class CallbackReply:
 
     Attributes:
         error: Why there is none.
-        is_cut: Whether nobody will ask again either, since the store is closed, or the event loop ends.
+        is_aborted: Whether nobody will ask again either, since the store is closed, or the event loop ends.
     """
 
-    __slots__ = ("_answer", "_call", "error", "is_cut", "look", "node")
+    __slots__ = ("_answer", "_call", "error", "is_aborted", "look", "node")
 
     def __init__(self, node: Node, look: AcquireRequest, call: Callable[[], None]) -> None:
         self.node = node
@@ -164,7 +164,7 @@ class CallbackReply:
         self._call: Callable[[], None] | None = call
         self._answer: Any = None
         self.error: Exception | None = None
-        self.is_cut = False
+        self.is_aborted = False
 
     def done(self) -> bool:
         """Whether there is an answer, or will be none."""
@@ -182,7 +182,7 @@ class CallbackReply:
 
     def cut(self) -> None:
         """Be the end of it."""
-        self.is_cut = True
+        self.is_aborted = True
         self._tell()
 
     def _tell(self) -> None:
@@ -197,11 +197,11 @@ class CallbackReply:
         return self.look.token
 
     @property
-    def verdict(self) -> AcquireResult | None:
+    def result(self) -> AcquireResult | None:
         """The answer, if nothing stands against it."""
         return self._answer if self._answer.__class__ is AcquireResult else None
 
-    def result(self) -> Any:
+    def reply(self) -> Any:
         """Return the answer or raise why there is none."""
         if self.error is not None:
             raise self.error
