@@ -74,7 +74,7 @@ def _serve(arguments: argparse.Namespace) -> int:
             settings = settings.model_copy(update={"database_url": urls.postgres})
             asyncio.run(seed(settings.database_url))
         asyncio.run(_check(settings))
-        # Workers are processes of their own, and are told by their environment what we were told.
+        # Workers are separate processes, and read these URLs from their environment.
         os.environ |= {"DATABASE_URL": settings.database_url, "REDIS_URL": settings.redis_url}
         uvicorn.run(
             "demo_api.app:create_app",
@@ -91,7 +91,7 @@ def _serve(arguments: argparse.Namespace) -> int:
 
 
 async def _check(settings: Settings) -> None:
-    """Find out what would keep the service from starting: here it is one line, and there a traceback."""
+    """Check that the service can start: here an error is one line, in a worker a traceback."""
     Guard(settings.redis_url)
     async with open_pool(settings.database_url, size=1) as pool:
         await sample(MenuRepository(pool))

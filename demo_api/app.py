@@ -14,9 +14,9 @@ from .probing import probe
 from .routes import Service, ceiling_router, menu_router, router
 from .settings import Settings
 
-# Among the seeded restaurants, the one whose menu is as long as the average: the ceiling sends as many bytes.
+# A seeded restaurant with a menu of average length: the ceiling sends as many bytes.
 SAMPLE = 9
-# Allocations before the youngest objects are looked through, and how many times that is done before the older ones are.
+# The collector's thresholds: allocations per young collection, younger collections per older one.
 COLLECT_AFTER = (50_000, 20, 100)
 
 
@@ -36,7 +36,8 @@ def create_app(settings: Settings | None = None) -> FastAPI:
                 yield
 
     app = FastAPI(title="Menus", lifespan=lifespan)
-    # Routes are tried in this order, and to try one costs some percent of an answer: what is measured comes first.
+    # FastAPI tries routes in this order, and each try costs some percent of an answer.
+    # So the measured route comes first.
     first, last = (ceiling_router, menu_router) if chosen.ceiling_first else (menu_router, ceiling_router)
     for each in (first, router, last):
         app.include_router(each)
@@ -45,10 +46,10 @@ def create_app(settings: Settings | None = None) -> FastAPI:
 
 @contextmanager
 def _seldom_collected() -> Generator[None]:
-    """Keep the garbage collector from what stays, and let it come seldom: reference counts free what requests leave.
+    """Exclude all current objects from garbage collection, and collect the others seldom.
 
-    It goes through whatever is alive. When menus expire together, that is thousands of requests that wait, and each
-    pause makes them more.
+    Reference counts free the objects of a request. A collection scans all live objects: when menus
+    expire together, these include thousands of waiting requests, and each pause adds more of them.
     """
     before = gc.get_threshold()
     gc.freeze()
@@ -62,7 +63,7 @@ def _seldom_collected() -> Generator[None]:
 
 @asynccontextmanager
 async def open_service(settings: Settings) -> AsyncGenerator[Service]:
-    """Open what the routes use, and close it in reverse: the cache before the pool that its loads read from.
+    """Open what the routes use; the cache is closed before the pool, from which it loads.
 
     Raises:
         DatabaseError: If Postgres cannot be used, or holds no menus. Without Redis the service starts.

@@ -18,7 +18,7 @@ from .models import RestaurantSummary
 from .settings import Settings
 
 AIOCACHE_LEASE: Final = 2
-# redis-py would allow 100, and fail requests beyond that; this is as many as Redis accepts.
+# As many as Redis accepts: redis-py's default is 100, and requests beyond that fail.
 AIOCACHE_CONNECTIONS: Final = 10_000
 
 
@@ -66,12 +66,13 @@ class MenuCache:
 async def guarded(settings: Settings, menus: MenuRepository) -> AsyncGenerator[MenuCache]:
     """Read through memory, then Redis, then Postgres; concurrent reads of one menu share one execution.
 
-    With ``GUARD=off`` each read that misses goes all the way for itself. With ``LEASE=off`` the processes that
-    serve the same menus do so, each for all of its readers.
+    With ``GUARD=off`` each read that misses loads the menu. With ``LEASE=off`` each process loads it
+    once for all of its readers.
     """
     guard = Guard(settings.redis_url, namespace=settings.namespace, enabled=settings.guard == "on")
 
-    # No jitter: lives are as fixed as the article's, and what was filled together expires together. Keep it in yours.
+    # No jitter, as in the article: entries that were filled together expire together.
+    # A service in production should keep the jitter.
     @coalesce(
         "restaurant-fetch-{restaurant_id}",
         guard=guard,
@@ -122,7 +123,7 @@ async def guarded(settings: Settings, menus: MenuRepository) -> AsyncGenerator[M
 async def through_aiocache(settings: Settings, menus: MenuRepository) -> AsyncGenerator[MenuCache]:
     """Read through Redis, then Postgres, with aiocache's own protection against stampedes.
 
-    It protects single values alone; so lists are read from Postgres.
+    aiocache protects only single values, so lists are read from Postgres.
     """
     counts = Counts()
 
@@ -145,7 +146,8 @@ async def through_aiocache(settings: Settings, menus: MenuRepository) -> AsyncGe
         lease=AIOCACHE_LEASE,
         ttl=settings.l2_ttl,
         key_builder=op,
-        skip_cache_func=is_none,  # what aiocache takes for a miss anyway
+        # aiocache takes `None` for a miss anyway.
+        skip_cache_func=is_none,
         cache=RedisCache,
         namespace=settings.namespace,
         serializer=NullSerializer(encoding=None),
@@ -155,8 +157,9 @@ async def through_aiocache(settings: Settings, menus: MenuRepository) -> AsyncGe
     )(read_menu)
 
     async def load(restaurant_id: int) -> bytes | None:
+        # aiocache keeps nothing in memory, so each call is an execution.
         counts.calls += 1
-        counts.executions += 1  # there is no memory in front of Redis
+        counts.executions += 1
         menu: bytes | None = await load_menu(restaurant_id)
         return menu
 
@@ -165,18 +168,19 @@ async def through_aiocache(settings: Settings, menus: MenuRepository) -> AsyncGe
         changed: list[int] = []
         async with connection.transaction():
             yield lambda restaurant_id, _version: changed.append(restaurant_id)
-        # After the commit: a read in between would bring the old menu back.
+        # After the commit, because a read in between would store the old menu again.
         for restaurant_id in changed:
             await load_menu.cache.delete(op(load_menu, restaurant_id))
 
     try:
         yield MenuCache(load, menus.load_summaries, changing, lambda: counts)
     finally:
-        await load_menu.cache.client.aclose()  # cache.close() calls what redis-py has deprecated
+        # `cache.close()` calls a method that redis-py has deprecated.
+        await load_menu.cache.client.aclose()
 
 
 def _connection(redis_url: str) -> dict[str, Any]:
-    """Return *redis_url* as aiocache wants it: in parts."""
+    """Return the parts of *redis_url*, as aiocache takes them."""
     parts = parse_url(redis_url)
     username = parts.get("username")
     return {

@@ -7,18 +7,19 @@ from urllib.parse import urlsplit
 
 import asyncpg
 
-# A schema of its own keeps the tables apart from whatever else the database holds.
+# A schema of its own keeps the tables apart from the database's others.
 SCHEMA: Final = "stampede_demo"
 CONNECT_TIMEOUT: Final = 5.0
 
-if TYPE_CHECKING:  # asyncpg's classes take parameters in its stubs alone
+# asyncpg's classes take type parameters only in its stubs.
+if TYPE_CHECKING:
     Connection: TypeAlias = asyncpg.pool.PoolConnectionProxy[asyncpg.Record]
 else:
     Connection = asyncpg.pool.PoolConnectionProxy
 
 
 class DatabaseError(Exception):
-    """Postgres cannot be used; the message says where it was sought, and never shows the password."""
+    """Postgres cannot be used; the message names its address, and never shows the password."""
 
 
 @asynccontextmanager
@@ -30,7 +31,7 @@ async def open_pool(database_url: str, size: int) -> AsyncGenerator[asyncpg.Pool
         size: How many connections.
 
     Raises:
-        DatabaseError: If the URL is none, or Postgres does not answer or refuses.
+        DatabaseError: If the URL is invalid, or Postgres does not answer or refuses.
     """
     place = _place(database_url)
     try:
@@ -63,7 +64,7 @@ def _place(database_url: str) -> str:
 
 
 def _not_a_url() -> DatabaseError:
-    # Without the parser's own words: of a password that is not quoted, they show a part.
+    # Without the parser's own message, which shows part of a password that is not quoted.
     return DatabaseError(
         "DATABASE_URL is not of the form postgresql://user:password@host:5432/name "
         "(special characters in the password are written like %2F)"

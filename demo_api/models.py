@@ -1,4 +1,4 @@
-"""The menu as the service sends it, and the changes that it accepts."""
+"""The menu as the service sends it, and the changes it accepts."""
 
 from datetime import datetime
 from typing import Annotated, Self
@@ -71,14 +71,14 @@ class RestaurantSummary(BaseModel):
 
 
 class RestaurantList(BaseModel):
-    """Restaurants in the order in which they were asked for, and the ids that no restaurant has."""
+    """Restaurants in the order in which they were asked for, and the unknown ids."""
 
     restaurants: list[RestaurantSummary]
     missing: list[int]
 
 
 class ItemChange(BaseModel):
-    """What to change of an item; whatever is left out stays as it is."""
+    """The changes of an item; a field that is left out keeps its value."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -95,7 +95,7 @@ class ItemChange(BaseModel):
 
 
 class ItemSummary(BaseModel):
-    """An item without its options, and the version of the menu that shows it so: the answer to a change."""
+    """The answer to a change: the item without its options, and the new version of the menu."""
 
     id: int
     name: str

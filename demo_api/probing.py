@@ -1,4 +1,4 @@
-"""Whether Redis answers, in whichever of its forms `REDIS_URL` names it."""
+"""Whether Redis answers, in any topology that `REDIS_URL` can name."""
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -17,9 +17,9 @@ SENTINEL_PORT: Final = 26379
 
 @asynccontextmanager
 async def probe(redis_url: str) -> AsyncGenerator[Callable[[], Awaitable[bool]]]:
-    """Yield what asks whether Redis answers: once, giving up soon.
+    """Yield a function that returns whether Redis answers a ping, with a short timeout.
 
-    Behind sentinels, that is the primary; of replicas, or of the nodes of a cluster, it is any of them.
+    Behind sentinels it asks the primary; of replicas or the nodes of a cluster, one has to answer.
 
     Args:
         redis_url: What a `Guard` accepts.
@@ -60,7 +60,8 @@ def _primary(parts: SplitResult, limits: dict[str, Any], opened: AsyncExitStack)
     user, _, password = login.partition(":")
     places = [host.partition(":") for host in hosts.split(",")]
     options = {**limits, "ssl": parts.scheme.startswith("rediss")}
-    make_sentinels: Any = Sentinel  # redis-py's types stop here
+    # redis-py's types do not cover this constructor.
+    make_sentinels: Any = Sentinel
     sentinels = make_sentinels(
         [(host, int(port or SENTINEL_PORT)) for host, _, port in places],
         sentinel_kwargs=options,

@@ -23,7 +23,7 @@ Id = Annotated[int, Path(ge=0, le=MAX_ID)]
 MAX_LISTED = 100
 
 logger = logging.getLogger(__name__)
-# FastAPI looks at every route of a router for each request, so those that are compared have routers of their own.
+# FastAPI tries every route of a router for each request, so the compared routes have own routers.
 menu_router = APIRouter()
 ceiling_router = APIRouter()
 router = APIRouter()
@@ -82,13 +82,13 @@ def ids_in(text: str) -> list[int]:
     """Return the ids in *text*.
 
     Raises:
-        HTTPException: One of them is none, or there are too many.
+        HTTPException: If one is invalid, or there are too many.
     """
     pieces = text.split(",")
     if len(pieces) > MAX_LISTED:
         raise HTTPException(422, f"ids: {len(pieces)} ids; give at most {MAX_LISTED}")
     for piece in pieces:
-        # No number is longer than the largest, and `int` is slow with very long ones.
+        # The length is checked first, because `int` is slow with very long numbers.
         if not (piece.isascii() and piece.isdigit() and len(piece) <= len(str(MAX_ID)) and int(piece) <= MAX_ID):
             raise HTTPException(422, f"ids: {piece[:20]!r} is no id; give numbers up to {MAX_ID}, separated by commas")
     return [int(piece) for piece in pieces]
@@ -96,7 +96,7 @@ def ids_in(text: str) -> list[int]:
 
 @ceiling_router.get("/prebuilt/{restaurant_id}/menu", responses={200: {"model": Menu}})
 async def read_prebuilt_menu(restaurant_id: Id, request: Request) -> Response:  # noqa: ARG001  # parsed, as above
-    """Return bytes that are at hand: the most that this server can do, for comparison."""
+    """Return bytes made at start-up: the ceiling of this server, for comparison."""
     return Response(service_of(request).prebuilt, media_type="application/json")
 
 
@@ -104,10 +104,10 @@ async def read_prebuilt_menu(restaurant_id: Id, request: Request) -> Response:  
 async def change_item(
     restaurant_id: Id, item_id: Id, change: ItemChange, request: Request, response: Response
 ) -> ItemSummary:
-    """Change an item; whoever reads the menu after the answer sees the change.
+    """Change an item; each read of the menu after the answer shows the change.
 
-    With the header `Invalidation: pending`, other processes may not: the change is made, but the store of the cache
-    has not confirmed that it dropped the old menu.
+    With the header `Invalidation: pending`, reads through other processes may show the old menu: the
+    change is made, but the store of the cache has not confirmed the invalidation.
     """
     service = service_of(request)
     try:
@@ -116,7 +116,7 @@ async def change_item(
             if item is not None:
                 note_change(restaurant_id, item.menu_version)
     except InvalidationPending as pending:
-        # It is raised after the commit: the change is made, and an error would have it made again.
+        # Raised after the commit: the change is made, and after an error the client would repeat it.
         logger.warning("restaurant %d was changed, and %s", restaurant_id, pending)
         response.headers["Invalidation"] = "pending"
     if item is None:
@@ -157,7 +157,8 @@ async def is_ready(request: Request) -> JSONResponse:
 
 async def _postgres_answers(pool: asyncpg.Pool) -> bool:
     try:
-        async with asyncio.timeout(PROBE_TIMEOUT):  # the wait for a connection of a busy pool included
+        # The timeout includes the wait for a connection of a busy pool.
+        async with asyncio.timeout(PROBE_TIMEOUT):
             await pool.fetchval("SELECT 1")
     except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
         return False

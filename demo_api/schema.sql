@@ -4,7 +4,7 @@ CREATE TABLE restaurants (
     cuisine text NOT NULL,
     currency char(3) NOT NULL,
     updated_at timestamptz NOT NULL,
-    version bigint NOT NULL DEFAULT 1 -- of the whole menu: each change of it makes it larger
+    version bigint NOT NULL DEFAULT 1 -- of the whole menu: each change of it adds 1
 );
 
 CREATE TABLE categories (

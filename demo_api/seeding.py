@@ -1,4 +1,4 @@
-"""Fills Postgres with menus: 500 restaurants, some 60,000 rows, the same each time."""
+"""Fills Postgres with the same 500 menus each time, some 60,000 rows."""
 
 import random
 from datetime import UTC, datetime, timedelta
@@ -41,11 +41,11 @@ OPTION_GROUPS: Final = {
 
 
 async def seed(database_url: str, *, force: bool = False) -> int:
-    """Create the tables and fill them, all or nothing; leave alone what is there already.
+    """Create the tables and fill them, all or nothing; keep menus that are there already.
 
     Args:
         database_url: Where Postgres is.
-        force: Whether to drop what is there and start afresh.
+        force: Whether to drop the menus that are there, and start afresh.
 
     Returns:
         How many rows were written: 0 if the menus were there already.
@@ -55,7 +55,8 @@ async def seed(database_url: str, *, force: bool = False) -> int:
     """
     async with open_pool(database_url, size=1) as pool, pool.acquire() as connection:
         async with connection.transaction():
-            await connection.execute("SELECT pg_advisory_xact_lock($1)", SEED)  # two may start at the same time
+            # Two processes may seed at the same time.
+            await connection.execute("SELECT pg_advisory_xact_lock($1)", SEED)
             if force:
                 await connection.execute(f"DROP SCHEMA IF EXISTS {SCHEMA} CASCADE")
             if await connection.fetchval("SELECT to_regnamespace($1) IS NOT NULL", SCHEMA):
@@ -65,7 +66,8 @@ async def seed(database_url: str, *, force: bool = False) -> int:
             rows = _menus()
             for table, columns in COLUMNS.items():
                 await connection.copy_records_to_table(table, records=rows[table], columns=columns)
-        await connection.execute(f"VACUUM ANALYZE {', '.join(COLUMNS)}")  # or the first plans would be guesses
+        # Without statistics the first query plans would be guesses.
+        await connection.execute(f"VACUUM ANALYZE {', '.join(COLUMNS)}")
     return sum(map(len, rows.values()))
 
 

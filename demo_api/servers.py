@@ -1,8 +1,8 @@
 """Throwaway Valkey and Postgres servers that never outlive their owner.
 
-The servers belong to a guardian, a child process in a session of its own that
-waits on a pipe to its owner. However the owner ends (return, Ctrl-C, crash,
-SIGKILL), the pipe closes, and the guardian stops the servers and deletes their folder.
+The servers belong to a guardian, a child process in a session of its own that waits on a pipe to its
+owner. However the owner ends (return, Ctrl-C, crash, SIGKILL), the pipe closes, and the guardian
+stops the servers and deletes their folder.
 """
 
 import json
@@ -21,11 +21,12 @@ from typing import Any, Final
 HOST: Final = "127.0.0.1"
 STOP_TIMEOUT: Final = 20.0
 POLL_INTERVAL: Final = 0.005
-REVIVE: Final = "revive\n"  # what a guardian understands
+# The line that tells a guardian to start its servers again.
+REVIVE: Final = "revive\n"
 
 
 class ServerError(Exception):
-    """An embedded server cannot run here; the message says why, and what to do."""
+    """An embedded server cannot run here; the message has the reason, and a remedy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,7 @@ def embedded_servers(*, redis: bool = True, postgres: bool = True) -> Generator[
 
 @contextmanager
 def valkey_server(*arguments: str, port: int | None = None) -> Generator["ValkeyServer"]:
-    """Run a Valkey of one's own, such as ``valkey_server("--requirepass", "secret")``.
+    """Run a single Valkey, such as ``valkey_server("--requirepass", "secret")``.
 
     Args:
         arguments: Command-line options of valkey-server.
@@ -117,7 +118,7 @@ class ValkeyServer:
         self._pid = self._revive()["redis_pid"]
 
     def stop(self) -> None:
-        """Stop the server, in whatever state it is, and wait until it is gone."""
+        """Stop the server, which may be killed or frozen, and wait until it is gone."""
         self._guardian.close()
 
     def kill(self) -> None:
@@ -136,7 +137,7 @@ class ValkeyServer:
 
 @contextmanager
 def guardian(wanted: Sequence[str]) -> Generator[tuple[dict[str, Any], Callable[[], dict[str, Any]]]]:
-    """Run a guardian; yield what it says about the servers that it started, and what starts them once more.
+    """Run a guardian; yield its report on the servers, and a function that starts them again.
 
     Args:
         wanted: Command-line options of `demo_api.guardian`.
@@ -147,7 +148,8 @@ def guardian(wanted: Sequence[str]) -> Generator[tuple[dict[str, Any], Callable[
         stdout=subprocess.PIPE,
         text=True,
         cwd=Path(__file__).parents[1],
-        start_new_session=True,  # else Ctrl-C would stop the servers before their owner is done with them
+        # Otherwise Ctrl-C would stop the servers before their owner is done with them.
+        start_new_session=True,
     )
 
     def listen() -> dict[str, Any]:
@@ -166,12 +168,12 @@ def guardian(wanted: Sequence[str]) -> Generator[tuple[dict[str, Any], Callable[
     try:
         yield listen(), revive
     finally:
-        # A word and not only the end of the pipe, which a forked child of ours may hold open.
+        # Closing the pipe may not suffice, because a forked child can hold it open.
         process.communicate("stop\n", timeout=STOP_TIMEOUT)
 
 
 def free_port() -> int:
-    """Return a port of the loopback interface on which nobody listens now."""
+    """Return a free port of the loopback interface."""
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         port: int = probe.getsockname()[1]
@@ -189,7 +191,7 @@ def wait_until(is_so: Callable[[], bool], what: str, deadline: float = 10.0) -> 
 
     Args:
         is_so: The condition.
-        what: What is waited for, as the error is to say it.
+        what: What is waited for, for the error's text.
         deadline: Seconds after which to give up.
 
     Raises:

@@ -18,7 +18,7 @@ from demo_api.servers import HOST, ValkeyServer, free_port, wait_until
 
 SERVICE: Final = "menus"
 SLOTS: Final = 16_384
-# Replicas are to find their primary again at once, and a resync is not to wait for more replicas to come.
+# A resync starts at once; by default a primary waits for further replicas.
 REPLICATION: Final = ("--repl-diskless-sync-delay", "0")
 SENTINEL: Final = f"""
 sentinel monitor {SERVICE} {HOST} {{port}} 2
@@ -34,9 +34,9 @@ class Valkeys:
 
     Attributes:
         url: For a `Guard`.
-        primaries: Those that take writes at first.
-        replicas: Those that follow them, in the same order.
-        sentinels: Those that watch over them.
+        primaries: The servers that take writes at first.
+        replicas: Their replicas, in the same order.
+        sentinels: The sentinels that monitor them.
     """
 
     url: str
@@ -52,11 +52,11 @@ class Valkeys:
 
 @contextmanager
 def valkey_replicated(*arguments: str, replicas: int = 2) -> Generator[Valkeys]:
-    """Run a primary and *replicas*, which follow it by then.
+    """Run a primary, and replicas that are connected to it.
 
     Args:
         arguments: Command-line options of the primary.
-        replicas: How many.
+        replicas: How many replicas.
     """
     with ExitStack() as running:
         primary = _start(running, *REPLICATION, *arguments)
@@ -89,14 +89,14 @@ def valkey_sentinels(
             return bool(known == (b"%d" % replicas, b"%d" % (sentinels - 1), b"master"))
 
         for sentinel in watching:
-            wait_until(partial(is_known, sentinel), "a sentinel to know everybody", deadline=20)
+            wait_until(partial(is_known, sentinel), "a sentinel to know all servers", deadline=20)
         url = f"redis+sentinel://{_hosts(watching)}/{SERVICE}/0"
         yield Valkeys(url, servers.primaries, servers.replicas, watching)
 
 
 @contextmanager
 def valkey_cluster(*arguments: str, nodes: int = 6) -> Generator[Valkeys]:
-    """Run a cluster, half primaries and half replicas, which has all slots by then.
+    """Run a cluster with all slots assigned, half primaries and half replicas.
 
     Args:
         arguments: Command-line options of every node.
@@ -104,7 +104,8 @@ def valkey_cluster(*arguments: str, nodes: int = 6) -> Generator[Valkeys]:
     """
     options = ("--cluster-enabled", "yes", "--cluster-node-timeout", "1000", "--cluster-replica-validity-factor", "0")
     with ExitStack() as running:
-        buses = [free_port() for _ in range(nodes)]  # by default the port and 10,000, which may not exist
+        # The default, the port plus 10,000, may be beyond the highest port.
+        buses = [free_port() for _ in range(nodes)]
         servers = [_start(running, *options, "--cluster-port", str(bus), *REPLICATION, *arguments) for bus in buses]
         primaries, replicas = servers[: nodes // 2], servers[nodes // 2 :]
         for server in servers[1:]:
@@ -126,12 +127,13 @@ def valkey_cluster(*arguments: str, nodes: int = 6) -> Generator[Valkeys]:
 def ask(server: ValkeyServer, *command: Any) -> Any:
     """Return the reply to *command*, on a connection of its own."""
     with Redis(host=HOST, port=server.port, socket_timeout=2, retry=Retry(NoBackoff(), 0), protocol=2) as client:
-        client.response_callbacks.clear()  # as the server says it
+        # Replies stay as the server sends them.
+        client.response_callbacks.clear()
         return client.execute_command(*command)
 
 
 def answer(server: ValkeyServer, *command: Any) -> Any:
-    """Return the reply to *command*, or `None` if there was none: for whoever polls."""
+    """Return the reply to *command*, or `None` if there was none, for use in polling."""
     try:
         return ask(server, *command)
     except RedisError:

@@ -1,4 +1,4 @@
-"""Several processes of the service in front of one Redis: what the lease saves, on this machine."""
+"""Several service processes on one Redis: what the lease saves."""
 
 import argparse
 
@@ -14,7 +14,7 @@ def run(arguments: argparse.Namespace) -> int:
         arguments: What `add_arguments` has parsed.
 
     Returns:
-        The exit code: 0, 1 if something failed, 2 for a value that cannot be, 130 after Ctrl-C.
+        The exit code: 0, 1 if something failed, 2 for an invalid value, 130 after Ctrl-C.
     """
     from .command import demonstrate  # noqa: PLC0415  # NumPy would slow the start of the service
 

@@ -1,4 +1,4 @@
-"""The demonstration itself: the same load on the same processes, without the lease and with it."""
+"""The same load on the same processes, without and with the lease."""
 
 import asyncio
 from dataclasses import dataclass
@@ -18,14 +18,14 @@ MODES: Final = {"lease off": False, "lease on": True}
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One run, and how often Redis failed the processes in it."""
+    """One run, and how often a process had to do without Redis."""
 
     measurement: Measurement
     redis_failures: int
 
 
 class Demonstration:
-    """The runs, as far as they are finished."""
+    """The planned runs, and the finished ones."""
 
     def __init__(self, fleet: Fleet) -> None:
         self.findings: list[Finding] = []
@@ -33,10 +33,10 @@ class Demonstration:
         self._fleet = fleet
 
     def run(self, watcher: Watcher, folder: Path) -> None:
-        """Run both; what has finished is in `findings` even if this is interrupted.
+        """Run both; finished runs are in `findings`, also after an interruption.
 
         Args:
-            watcher: Who is told how far it has come.
+            watcher: Told of the progress.
             folder: Where the logs of the processes go.
 
         Raises:

@@ -1,4 +1,4 @@
-"""What can be asked of the demonstration, checked before anything starts."""
+"""The flags of the demonstration, checked before anything starts."""
 
 import argparse
 import os
@@ -13,13 +13,13 @@ from ..settings import Settings
 INSTANCES: Final = "4"
 # Each process has a pool of connections, and Postgres accepts a hundred.
 MAX_PROCESSES: Final = 8
-# Unless the environment says otherwise: a short window sees several expiries.
+# Defaults for the environment: short, so that a run contains several expiries.
 LIVES: Final = {"L1_TTL": "1", "L2_TTL": "2"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fleet:
-    """Which processes serve, and what they are asked.
+    """The processes, and the load on them.
 
     Attributes:
         instances: How many instances, each with a port of its own.
@@ -44,7 +44,7 @@ class Fleet:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `cluster` to *parser*.
 
-    Their values stay text here: `parse` checks them, and says what is wrong in one line.
+    Values stay text here; `parse` checks them, and reports an error in one line.
     """
     add = parser.add_argument
     add("--instances", default="", help=f"instances of the service, 2 to {MAX_PROCESSES} [{INSTANCES}]")

@@ -1,4 +1,4 @@
-"""The processes of the service under test: they share one Redis, one Postgres and one namespace."""
+"""The service's processes under test, on one Redis, Postgres and namespace."""
 
 import time
 from collections.abc import Generator, Sequence
@@ -14,7 +14,7 @@ from ..compare.service import START_TIMEOUT, Counts, Service, new_namespace, run
 from ..servers import ServerError, ServerUrls
 from .options import Fleet
 
-# Workers share a port, and it is chance which of them answers: so many are asked at once for each of them.
+# Requests per worker that are sent at once: workers share a port, and any of them may answer.
 ASKERS: Final = 6
 
 
@@ -31,12 +31,12 @@ class Processes:
         """Return what all of them have counted so far.
 
         Raises:
-            ChildError: If one of them does not tell.
+            ChildError: If one of them does not answer.
         """
         return reduce(add, map(Counts.of, self._stats()))
 
     def redis_failures(self) -> int:
-        """Return how often Redis was not asked, or did not answer in time: then a process loads for itself."""
+        """Return how often Redis failed or was skipped; the process then loads by itself."""
         guards = [stats["guard"] for stats in self._stats()]
         return sum(guard["l2_errors"] + guard["l2_skips"] for guard in guards)
 
@@ -62,7 +62,7 @@ def running_processes(fleet: Fleet, servers: ServerUrls, folder: Path, *, lease:
     """Run the processes within the block; they are ready when it begins.
 
     Args:
-        fleet: Which.
+        fleet: The processes.
         servers: Where Redis and Postgres are.
         folder: Where their logs go.
         lease: Whether a process waits while another loads the same menu.
@@ -79,5 +79,5 @@ def running_processes(fleet: Fleet, servers: ServerUrls, folder: Path, *, lease:
             service = running_service("on", servers, log, variables, workers=fleet.workers)
             services.append(running.enter_context(service))
         if services[0].get("/readyz")["redis"] != "answers":
-            raise ServerError("Redis does not answer, and nothing can be shown without it; check REDIS_URL")
+            raise ServerError("Redis does not answer, and the demonstration needs it; check REDIS_URL")
         yield Processes(services, fleet.workers, log)

@@ -1,4 +1,4 @@
-"""What the demonstration has shown, as a table."""
+"""The table of the demonstration's results."""
 
 import math
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ def per_expiry(count: int, finding: Finding, l2_ttl: float) -> float:
 
 
 def grid(fleet: Fleet, findings: Sequence[Finding]) -> Grid:
-    """Return the table of the finished runs, beside what I8 promises with the lease."""
+    """Return the table of the finished runs, beside the promise of I8 with the lease."""
     columns = [_column(finding, fleet.l2_ttl) for finding in findings]
     is_kept = all(
         per_expiry(finding.measurement.counts.loads, finding, fleet.l2_ttl) <= PROMISED for finding in findings[1:]

@@ -1,4 +1,4 @@
-"""The comparison of the service without and with the guard, on this machine."""
+"""The comparison of the service without and with the guard."""
 
 import argparse
 
@@ -14,8 +14,8 @@ def run(arguments: argparse.Namespace) -> int:
         arguments: What `add_arguments` has parsed.
 
     Returns:
-        The exit code: 0, 1 if something failed, 2 for a value that cannot be, 130 after Ctrl-C.
+        The exit code: 0, 1 if something failed, 2 for an invalid value, 130 after Ctrl-C.
     """
-    from .command import compare  # noqa: PLC0415  # matplotlib would double the time in which the service starts
+    from .command import compare  # noqa: PLC0415  # matplotlib would double the service's start time
 
     return compare(arguments)

@@ -1,4 +1,4 @@
-"""The figures of DoorDash's article, whose comparison is reproduced."""
+"""The figures of DoorDash's article, which the comparison reproduces."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -37,7 +37,7 @@ WITH: Final = {
 
 
 def p99_reduction(scenario: Scenario) -> float:
-    """Return which share of the p99 the article's debouncer took away."""
+    """Return the share by which the article's debouncer reduced the p99."""
     return 1 - WITH[scenario].percentiles[99] / WITHOUT[scenario].percentiles[99]
 
 

@@ -1,4 +1,4 @@
-"""The comparison itself: boot the service in each mode, and run the plan on it."""
+"""The comparison: boot the service in each mode, and run the plan."""
 
 import asyncio
 import os
@@ -17,13 +17,13 @@ from .service import running_service
 
 
 class Watcher(Protocol):
-    """Who is told how far the comparison has come."""
+    """Receives the progress of a comparison."""
 
     def booting(self, run: Run) -> None:
         """The service is being started for *run*."""
 
     def running(self, run: Run) -> Callable[[], None]:
-        """A run begins; what is returned is called again and again meanwhile."""
+        """A run begins; the returned function is called repeatedly until it ends."""
         ...
 
     def finished(self, measurement: Measurement) -> None:
@@ -31,7 +31,7 @@ class Watcher(Protocol):
 
 
 class Comparison:
-    """The runs of one comparison, as far as they are finished."""
+    """The finished runs of one comparison."""
 
     def __init__(self, options: Options) -> None:
         self.measurements: list[Measurement] = []
@@ -44,10 +44,10 @@ class Comparison:
         return round(ceiling * SHARE_OF_CEILING)
 
     def run(self, watcher: Watcher, folder: Path) -> None:
-        """Run the plan; what has finished is in `measurements` even if this is interrupted.
+        """Run the plan; finished runs are in `measurements`, also after an interruption.
 
         Args:
-            watcher: Who is told how far it has come.
+            watcher: Told of the progress.
             folder: Where the logs of the processes go.
 
         Raises:

@@ -1,4 +1,4 @@
-"""How a command ends: its exit codes, and the line that says why."""
+"""How a command ends: its exit code, and the reason."""
 
 import signal
 from types import FrameType
@@ -12,13 +12,13 @@ INTERRUPTED: Final = 130
 
 
 def fail(why: str, code: int) -> int:
-    """Say *why*, and return *code*."""
+    """Print *why* to standard error, and return *code*."""
     Console(stderr=True).print(why, markup=False, highlight=False, soft_wrap=True)
     return code
 
 
 def end_as_by_ctrl_c() -> None:
-    """Let SIGTERM do what Ctrl-C does, so that the children are stopped then as well."""
+    """Handle SIGTERM as Ctrl-C, so that the children are stopped then as well."""
     signal.signal(signal.SIGTERM, _interrupt)
 
 

@@ -18,7 +18,8 @@ from .targets import Results
 # Readable on white and on a dark page alike, since the pictures have no background of their own.
 INK: Final = "#777d86"
 COLOURS: Final = {"off": "#d8504d", "aiocache": "#c98a1b", "on": "#1f9e89", "prebuilt": INK}
-STYLE: Final[Any] = {  # matplotlib's own type lists each of its 300 keys
+# `Any`, because matplotlib's own type lists each of its 300 keys.
+STYLE: Final[Any] = {
     "axes.edgecolor": INK,
     "axes.labelcolor": INK,
     "axes.spines.right": False,
@@ -61,7 +62,7 @@ def pictures(measurements: Sequence[Measurement]) -> list[Picture]:
 
 
 def comparison_picture(measurements: Sequence[Measurement]) -> str | None:
-    """Return the picture for the README: p99 over time at the constant rate; `None` if no such run is finished."""
+    """Return the README's picture, p99 over time at the constant rate, if such a run is finished."""
     results = Results(measurements)
     columns = [(scenario, found) for scenario in Scenario if (found := results.of(scenario, Shape.CONSTANT_RATE))]
     if not columns:
@@ -81,7 +82,7 @@ def comparison_picture(measurements: Sequence[Measurement]) -> str | None:
 
 
 def over_time(found: Measurement, percent: float) -> tuple[Numbers, Numbers]:
-    """Return a percentile of the latency, in milliseconds, for each tenth of a second in which requests were due."""
+    """Return a percentile of the latency in ms, for each tenth of a second with due requests."""
     bins = (found.offset // BIN).astype(int)
     order = np.argsort(bins, kind="stable")
     numbers, starts = np.unique(bins[order], return_index=True)
@@ -93,7 +94,7 @@ def _pictures_of(title: str, found: list[Measurement]) -> list[Picture]:
     return [
         Picture(
             f"{title}: latency over time",
-            "The line is the median of each tenth of a second, the band reaches up to its slowest request."
+            "The line is the median of each tenth of a second; the band reaches up to its slowest request."
             " Where it rises, entries have expired.",
             _svg(lambda figure: _draw_latency_over_time(figure, found), (9, 1.6 * len(found) + 0.6)),
         ),

@@ -1,4 +1,4 @@
-"""One run: Locust in a process of its own, while the service's counts are followed."""
+"""One run: Locust in its own process, and the service's counts."""
 
 import os
 import signal
@@ -18,29 +18,29 @@ from .service import REPOSITORY, Counts
 
 LOCUSTFILES: Final = REPOSITORY / "locustfiles"
 POLL_INTERVAL: Final = 0.5
-# Seconds in which answers may still come after the window; an overloaded mode would need minutes.
+# Seconds for late answers after the window; an overloaded mode would need minutes.
 DRAIN: Final = 5
-# What Locust may take to start, connect and drain.
+# Seconds that Locust may take to start, connect and drain.
 PATIENCE: Final = 90.0
 
 
 class Target(Protocol):
-    """A service, in however many processes."""
+    """A service, in one process or several."""
 
     @property
     def urls(self) -> Sequence[str]:
-        """Where it is; its users are spread over all of these."""
+        """The base URLs, over which the users are spread."""
         ...
 
     def counts(self) -> Counts:
-        """Return what it has counted so far."""
+        """Return the service's counts so far."""
         ...
 
 
 def generate(
     run: Run, service: Target, options: Options, *, rate: float, folder: Path, tick: Callable[[], None]
 ) -> Measurement:
-    """Run one scenario against *service* and return what it showed.
+    """Run one scenario against *service*, and return the result.
 
     Args:
         run: What to run.
@@ -48,7 +48,7 @@ def generate(
         options: The load, the same for each mode.
         rate: Arrivals per second, if the run has a constant rate.
         folder: Where the samples and Locust's log go.
-        tick: Called about twice a second meanwhile.
+        tick: Called about twice a second until the run ends.
 
     Raises:
         ChildError: If Locust fails.
@@ -57,7 +57,7 @@ def generate(
     recorded.unlink(missing_ok=True)
     command = _command(run, service.urls, options, rate, recorded)
     before = service.counts()
-    # It has nothing to tidy up, so it is killed if it has to end before its time.
+    # Locust has nothing to clean up, so it is killed if it has to end early.
     with child(command, environment=os.environ, log=log, stop_signal=signal.SIGKILL) as locust:
         moments = list(_follow(locust, service, run.seconds + PATIENCE, tick))
     if locust.returncode or not recorded.exists():
@@ -74,7 +74,8 @@ def _follow(
     locust: subprocess.Popen[bytes], service: Target, patience: float, tick: Callable[[], None]
 ) -> Iterator[tuple[float, Counts]]:
     give_up_at = time.monotonic() + patience
-    while time.monotonic() < give_up_at:  # else it is killed
+    # When the time is up, the end of the caller's block kills Locust.
+    while time.monotonic() < give_up_at:
         with suppress(subprocess.TimeoutExpired):
             locust.wait(POLL_INTERVAL)
             return
@@ -93,7 +94,8 @@ def _command(run: Run, hosts: Sequence[str], options: Options, rate: float, reco
         "--spawn-rate": users,
         "--window": run.seconds,
         "--stop-timeout": DRAIN,
-        "--exit-code-on-error": 0,  # failed requests are counted, and do not end the comparison
+        # Failed requests are counted, and do not end the comparison.
+        "--exit-code-on-error": 0,
         "--loglevel": "WARNING",
         "--restaurants": options.restaurants,
         "--seed": options.seed,

@@ -1,4 +1,4 @@
-"""What one run has shown: raw samples, and what the service counted meanwhile."""
+"""The result of one run: raw samples, and the service's counts."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,7 +20,7 @@ class Samples:
     """A number for each request: when it was due, how many seconds it took, and how it ended.
 
     The outcome is 1 for a right answer, 0 for a failure, and -1 for a request without an answer at the
-    end of the run, whose latency is how long it had waited by then.
+    end of the run. The latency of the latter is the time that it had waited by then.
     """
 
     due_at: Numbers
@@ -36,7 +36,7 @@ class Samples:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """What the service had counted since the run began, so many seconds after its first request."""
+    """The service's counts since the run began, *at* seconds after its first request."""
 
     at: float
     counts: Counts

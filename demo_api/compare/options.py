@@ -1,4 +1,4 @@
-"""What can be asked of the comparison, checked before anything starts."""
+"""The flags of the comparison, checked before anything starts."""
 
 import argparse
 import math
@@ -14,7 +14,7 @@ SHORTEST_WINDOW: Final = 1.0
 
 
 class BadOptionError(Exception):
-    """A flag has a value that cannot be; the message names the value and the rule."""
+    """A flag has an invalid value; the message names the value and the rule."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +32,7 @@ class Options:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `compare` to *parser*.
 
-    Their values stay text here: `parse` checks them, and says what is wrong in one line.
+    Values stay text here; `parse` checks them, and reports an error in one line.
     """
     add = parser.add_argument
     add("--seconds", default="11", help="length of each measured run; longer than the L2 TTL [%(default)s]")
@@ -66,7 +66,7 @@ def parse_seconds(text: str) -> float:
     """Return the length of a window.
 
     Raises:
-        BadOptionError: If it cannot be one.
+        BadOptionError: If it is not a number, or too small.
     """
     try:
         seconds = float(text)
@@ -81,7 +81,7 @@ def parse_count(flag: str, text: str, most: int, least: int = 1) -> int:
     """Return the whole number that *flag* was given.
 
     Raises:
-        BadOptionError: If it is none from *least* to *most*.
+        BadOptionError: If *text* is not a whole number from *least* to *most*.
     """
     try:
         count = int(text)

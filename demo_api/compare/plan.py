@@ -1,4 +1,4 @@
-"""Which runs the comparison consists of, and in which order."""
+"""The runs of a comparison, and their order."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -7,7 +7,7 @@ from typing import Final
 from .options import Options
 
 PREBUILT: Final = "prebuilt"
-# At this share of what the server can do at all, a slow answer is due to a stampede and not to a queue.
+# At this share of the server's ceiling, a slow answer is due to a stampede and not to a queue.
 SHARE_OF_CEILING: Final = 0.6
 
 
@@ -46,9 +46,9 @@ class Run:
 
 
 def plan(options: Options) -> list[Run]:
-    """Return the runs of a comparison, each for a freshly booted service: within each shape, the modes take turns.
+    """Return the runs, each for a freshly booted service; the modes take turns within a shape.
 
-    Saturation comes first, since the ceiling that it finds sets the constant rate.
+    Saturation comes first, because its ceiling sets the constant rate.
     """
     saturation = [
         Run(mode, scenario, Shape.SATURATION, _seconds(mode, options))
@@ -62,5 +62,5 @@ def plan(options: Options) -> list[Run]:
 
 
 def _seconds(mode: str, options: Options) -> float:
-    # The prebuilt bytes know no cache that boots or expires: half the time measures them as well.
+    # Half the time suffices for the prebuilt bytes, because they come from no cache.
     return max(options.seconds / 2, 1.0) if mode == PREBUILT else options.seconds

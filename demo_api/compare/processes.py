@@ -16,7 +16,7 @@ MANY_FILES: Final = 20_000
 
 
 class ChildError(Exception):
-    """A child process failed; the message ends with what it said last."""
+    """A child process failed; the message ends with the last lines of its log."""
 
     def __init__(self, what: str, log: Path) -> None:
         said = log.read_text(errors="replace").splitlines()[-LINES_OF_LOG:]
@@ -33,11 +33,11 @@ def child(
         command: The program and its arguments.
         environment: All of its environment variables.
         log: The file that gets what it prints.
-        stop_signal: What ends it, should it still run at the end of the block.
+        stop_signal: Sent to the process if it still runs at the end of the block.
     """
     process: subprocess.Popen[bytes] | None = None
     try:
-        # An interrupt while the child is being started would leave it to itself.
+        # An interrupt during the start would leave the child running.
         with log.open("wb") as said, _interrupts_held_back():
             process = subprocess.Popen(
                 command,
@@ -45,7 +45,8 @@ def child(
                 stdout=said,
                 stderr=subprocess.STDOUT,
                 env=environment,
-                start_new_session=True,  # Ctrl-C is for us alone; we then stop the children in order
+                # Ctrl-C reaches only this process, which then stops its children in order.
+                start_new_session=True,
             )
         yield process
     finally:
@@ -55,7 +56,10 @@ def child(
 
 @contextmanager
 def _interrupts_held_back() -> Generator[None]:
-    """Deal with SIGINT and SIGTERM when the block is over. Handlers, not masks: a child would inherit those."""
+    """Deliver SIGINT and SIGTERM at the end of the block.
+
+    It takes handlers, because a child would inherit a signal mask.
+    """
     held: list[int] = []
     numbers = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
     handlers = [(number, signal.signal(number, lambda received, _: held.append(received))) for number in numbers]
@@ -77,14 +81,15 @@ def _stop(process: subprocess.Popen[bytes], stop_signal: signal.Signals) -> None
         process.kill()
         process.wait()
     finally:
-        with suppress(ProcessLookupError):  # whatever it may have started itself
+        # The child may have started processes itself.
+        with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
 
 
 def allow_many_connections() -> None:
-    """Let us and our children have as many files open as the system allows: each connection is one."""
+    """Raise the limit of open files for this process and its children: each connection is one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    # Where the hard limit is unlimited, some systems refuse to have the soft one so.
+    # Some systems refuse an unlimited soft limit even if the hard limit is unlimited.
     wanted = MANY_FILES if hard == resource.RLIM_INFINITY else min(hard, MANY_FILES)
     if soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

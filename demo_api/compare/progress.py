@@ -1,4 +1,4 @@
-"""How far the comparison has come, while it runs."""
+"""The live progress of a comparison."""
 
 import time
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from .measurement import Measurement
 from .plan import Run
 
-# What booting the service, and starting and draining Locust, add to each run; corrected as runs finish.
+# Seconds that booting the service and running Locust add to each run; corrected as runs finish.
 OVERHEAD: Final = 4.0
 
 
@@ -43,11 +43,11 @@ class LiveProgress:
         self._show(f"{self._position} {run.title}: booting the service")
 
     def running(self, run: Run) -> Callable[[], None]:
-        """Show that *run* has begun; what is returned shows that time goes on."""
+        """Show that *run* has begun; the returned function updates the time left."""
         return lambda: self._show(f"{self._position} {run.title}")
 
     def finished(self, measurement: Measurement) -> None:
-        """Show what a run has found in short."""
+        """Show the main figures of a run."""
         now = time.monotonic()
         self._overheads.append(now - self._ended_at - measurement.run.seconds)
         self._ended_at = now

@@ -1,4 +1,4 @@
-"""What stays of a comparison: a page that opens offline, its numbers as JSON, and a picture."""
+"""The report of a comparison: an offline page, JSON and a picture."""
 
 import json
 import os
@@ -28,7 +28,7 @@ LIBRARIES: Final = ("stampede-guard", "aiocache", "asyncpg", "fastapi", "locust"
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Everything that a finished comparison has to say."""
+    """The results of a finished comparison, and its conditions."""
 
     options: Options
     settings: Settings
@@ -39,7 +39,7 @@ class Report:
 
     @property
     def openness(self) -> str:
-        """What whoever reads the numbers has to know."""
+        """The conditions of the measurement, for readers of the numbers."""
         rate = f"{self.rate:,.0f} arrivals/s, {SHARE_OF_CEILING:.0%} of the ceiling" if self.rate else "not run"
         short = self.options.seconds <= self.settings.l2_ttl
         return (
@@ -47,7 +47,7 @@ class Report:
             " so each mode's figures contain what its queries take from the generator."
             f" Each mode got the same load: {self.options.users} users at saturation, ids 1 to"
             f" {self.options.restaurants} in the same order. Constant rate: {rate}; there a latency counts from"
-            " when its request was due, so that a stalled service cannot hide by being asked less."
+            " when its request was due, so that it includes the delay of a stalled service."
             f" Entries live {self.settings.l1_ttl:g} s in L1 and {self.settings.l2_ttl:g} s in L2;"
             f" each measured run took {self.options.seconds:g} s, the prebuilt ones half of that."
             f"{' Too short to see each entry expire from L2: choose a longer --seconds.' if short else ''}"

@@ -1,4 +1,4 @@
-"""The service under test, as a process of its own with fresh caches."""
+"""The service under test, in its own process with fresh caches."""
 
 import http.client
 import json
@@ -27,7 +27,7 @@ REPOSITORY: Final = Path(__file__).parents[2]
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What the service has counted, at one moment or between two."""
+    """The service's counts, at one moment or between two."""
 
     calls: int
     executions: int
@@ -37,11 +37,11 @@ class Counts:
 
     @classmethod
     def of(cls, stats: Mapping[str, Any]) -> "Counts":
-        """Return what the service's `/stats` tell."""
+        """Return the counts in the service's `/stats`."""
         return cls(**{name: stats[name] for name in cls.__slots__})
 
     def __add__(self, other: "Counts") -> "Counts":
-        """Return what two processes have counted together."""
+        """Return the counts of two processes together."""
         return Counts(*(getattr(self, name) + getattr(other, name) for name in Counts.__slots__))
 
     def since(self, earlier: "Counts") -> "Counts":
@@ -81,7 +81,8 @@ class Service:
         except http.client.HTTPException as error:
             raise ConnectionError(f"no answer from {self.url}{path}: {error!r}") from error
         finally:
-            self._connection.close()  # kept alive, it could be closed by the service at the wrong moment
+            # The service might close a connection that is kept alive just before the next request.
+            self._connection.close()
         if answer.status != http.client.OK:
             raise ConnectionError(f"{self.url}{path} answered with status {answer.status}")
         parsed: dict[str, Any] = json.loads(body)
@@ -89,7 +90,7 @@ class Service:
 
 
 def new_namespace() -> str:
-    """Return one that nobody has ever used: its L2 is empty, and nothing of anybody else's has to be flushed."""
+    """Return an unused namespace: its L2 is empty, and other namespaces stay as they are."""
     return f"compare-{uuid4().hex}"
 
 

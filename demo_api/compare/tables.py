@@ -1,4 +1,4 @@
-"""The comparison in the article's terms: as rows of text, and as tables on the terminal."""
+"""The comparison in the article's terms, as rows and terminal tables."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ STYLES: Final = {"met": "green", "MISSED": "bold red"}
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """A table: a title, what its columns are, and its rows, of which the first cell names the row."""
+    """A table: a title, the columns' titles, and rows; the first cell of a row is its name."""
 
     title: str
     columns: tuple[str, ...]

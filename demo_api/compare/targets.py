@@ -1,4 +1,4 @@
-"""What the comparison is to show, and whether it did."""
+"""The targets of the comparison, and whether they are met."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -105,7 +105,7 @@ def _shares_of_prebuilt(results: Results) -> Iterator[Target]:
 def _queries(results: Results, l2_ttl: float) -> Iterator[Target]:
     guarded = [on for scenario, shape in product(Scenario, Shape) if (on := results.find("on", scenario, shape))]
     if guarded:
-        # A run touches that many lifetimes of an entry in L2, and each may cost one query.
+        # The lifetimes of entries in L2 that a run touches; each may cost one query.
         lifetimes = [on.restaurants * math.ceil(on.duration / l2_ttl) for on in guarded]
         most = max(on.counts.postgres_queries / count for on, count in zip(guarded, lifetimes, strict=True))
         total = sum(on.counts.postgres_queries for on in guarded)
@@ -123,7 +123,8 @@ def _leads_over_aiocache(results: Results) -> Iterator[Target]:
         if not aiocache or not on:
             continue
         measured, is_ahead = f"p99 {aiocache.p99:,.0f} → {on.p99:,.0f} ms", on.p99 < aiocache.p99
-        if shape is Shape.SATURATION:  # at a constant rate, all are asked for the same
+        # At a constant rate all modes get the same number of requests.
+        if shape is Shape.SATURATION:
             measured += f", {aiocache.throughput:,.0f} → {on.throughput:,.0f}/s"
             is_ahead = is_ahead and on.throughput > aiocache.throughput
         yield Target(f"ahead of aiocache: {_title(scenario, shape)}", measured, "ahead", is_ahead)
