@@ -1,8 +1,8 @@
 """Keep-alive HTTP connections that cost the generator little.
 
-Generator and server share a small machine: whatever the generator spends on a request is missing
-from the server. `FastHttpUser.client` spends about 230 µs (URL parsing, cookie jar, response objects);
-a socket and a C parser spend about 90 µs, and the figures then belong to the server.
+Generator and server share a small machine, so the generator's time for a request is missing from the
+server. `FastHttpUser.client` takes about 230 µs (URL parsing, cookie jar, response objects); a socket
+and a C parser take about 90 µs.
 """
 
 from functools import cache
@@ -22,10 +22,10 @@ FAILURES = (OSError, HttpParserError)
 
 @cache
 def resolve(host: str, port: int) -> tuple[Any, ...]:
-    """Look up where to connect to: the family and the address among others, as `getaddrinfo` does.
+    """Return the first result of `getaddrinfo`, with the family and the address among others.
 
-    Once and blocking: gevent looks names up in threads, and hundreds of users that start together
-    would wait seconds for these threads to get a turn.
+    Cached and blocking, because gevent looks names up in threads: hundreds of users that start
+    together would wait seconds for these threads to get a turn.
     """
     found: list[tuple[Any, ...]] = get_original("socket", "getaddrinfo")(host, port, type=socket.SOCK_STREAM)
     return found[0]
@@ -88,16 +88,18 @@ class Connection:
     def on_message_complete(self) -> None:
         """Note the end of an answer; the parser calls this."""
         self._is_complete = True
-        self._is_kept = self._parser.should_keep_alive()  # afterwards the parser has forgotten it
+        # The parser forgets this after the callback.
+        self._is_kept = self._parser.should_keep_alive()
 
     def _exchange(self, path: str) -> tuple[int, int]:
         if self._socket is None:
             self._socket = self._connect()
-            self._parser = HttpResponseParser(self)  # it goes on from one answer to the next
+            # One parser takes all answers of a connection.
+            self._parser = HttpResponseParser(self)
         try:
             return self._send_and_read(self._socket, path)
         except BaseException:
-            # Also when a user is stopped half-way: the rest of the answer would be taken for the next one.
+            # Also when a user is stopped half-way: the rest of this answer would be taken for the next.
             self.close()
             raise
 

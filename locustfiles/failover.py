@@ -1,10 +1,10 @@
-"""Failover: the primary of a Redis that sentinels watch over is killed, and a replica takes its place.
+"""Failover: a primary under sentinels is killed, and a replica replaces it.
 
     locust -f locustfiles/failover.py
     locust -f locustfiles/failover.py --window 20 -u 200 -r 200
 
-The scenario starts its own servers (a primary, two replicas, three sentinels) and service, and ends by itself (see
-`interruption`). Requests go on being answered, and the service finds the new primary.
+The scenario starts its own servers (a primary, two replicas, three sentinels) and service, and ends
+by itself (see `interruption`). Requests go on being answered, and the service finds the new primary.
 """
 
 from collections.abc import Generator
@@ -17,13 +17,13 @@ from locust.env import Environment
 from demo_api.servers import wait_until
 from demo_api.topologies import leads, valkey_sentinels
 
-# What the sentinels may take to notice, to agree, and to promote a replica.
+# Seconds that the sentinels may take to notice, to agree, and to promote a replica.
 PATIENCE = 60.0
 
 
 @contextmanager
 def failover() -> Generator[Fault]:
-    """Run Valkeys whose primary will be killed."""
+    """Run Valkeys under sentinels; the fault kills their primary."""
     with valkey_sentinels() as valkeys:
 
         def happen(_: Environment) -> None:
@@ -37,4 +37,4 @@ Interruption(failover).register()
 
 
 class Failover(MenuUser):
-    """Asks for menus, whoever the primary is."""
+    """Asks for menus before, during and after the failover."""

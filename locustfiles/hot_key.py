@@ -1,8 +1,8 @@
-"""Hot key: a few restaurants get most of the requests (Zipf's law), as on a real Friday evening.
+"""Hot key: a few restaurants get most requests, by Zipf's law.
 
     locust -f locustfiles/hot_key.py --host http://127.0.0.1:8000 --headless --restaurants 500 -u 500 -r 500 -t 30
 
-Coalescing saves most where the most requests meet.
+Coalescing saves most where most requests ask for the same key.
 """
 
 from collections.abc import Sequence

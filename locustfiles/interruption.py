@@ -1,8 +1,9 @@
-"""A fault in the middle of a run: what breaks, when, and what the requests felt before, during and after.
+"""A fault in mid-run, and its effect on requests.
 
-Such a scenario brings its own stage: a Postgres (or that of `DATABASE_URL`), a Redis that may be broken, and the
-service. So it needs no `--host`, runs without a web page, and ends by itself. Its exit code is 1 if a request failed,
-or if the run was over before the fault was.
+Such a scenario starts its own servers: a Postgres (or that of `DATABASE_URL`), a Redis that the fault
+may break, and the service. So it needs no `--host`, runs without a web page, and ends by itself. It
+reports the requests before, during and after the fault. Its exit code is 1 if a request failed, or if
+the run was over before the fault was.
 """
 
 import logging
@@ -28,7 +29,8 @@ from run import run
 from samples import Outcome
 
 REPOSITORY = Path(__file__).parents[1]
-sys.path.append(str(REPOSITORY))  # `locust -f` knows the scenario's own folder alone
+# `locust -f` puts only the scenario's own folder on the path.
+sys.path.append(str(REPOSITORY))
 
 from demo_api.compare.processes import ChildError  # noqa: E402
 from demo_api.compare.service import Counts, Service, running_service  # noqa: E402
@@ -43,7 +45,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Fault:
-    """What is to happen to the servers.
+    """A fault of the servers.
 
     Attributes:
         redis_url: Where the service finds Redis.
@@ -56,7 +58,7 @@ class Fault:
 
 @dataclass
 class Phase:
-    """A part of the run, in seconds of `perf_counter`; what the service had counted when it began."""
+    """A part of the run, in seconds of `perf_counter`, and the service's counts at its begin."""
 
     name: str
     counts: Counts
@@ -73,8 +75,9 @@ class Interruption:
         self._phases: list[Phase] = []
 
     def register(self) -> None:
-        """Have Locust play it."""
-        hooks: Any = events  # Locust's events have no types
+        """Add the run's listeners to Locust."""
+        # Locust's events have no types.
+        hooks: Any = events
         hooks.init_command_line_parser.add_listener(self._add_options)
         hooks.init.add_listener(self._set_up)
         hooks.test_start.add_listener(self._begin)
@@ -87,7 +90,7 @@ class Interruption:
 
     def _set_up(self, environment: Environment, **_: object) -> None:
         if not isinstance(environment.runner, LocalRunner):
-            sys.exit("this scenario breaks servers of its own, and runs in one process: leave out --processes")
+            sys.exit("this scenario breaks its own servers, so it runs in one process: leave out --processes")
         try:
             self._service, self._fault = self._stage.enter_context(_stage(self._open_fault))
         except (ServerError, ChildError) as error:
@@ -117,7 +120,7 @@ class Interruption:
         ended_by = self._service.counts()
         counts = [*(phase.counts for phase in self._phases[1:]), ended_by]
         for phase, at_its_end in zip(self._phases, counts, strict=True):
-            print(_line(phase, at_its_end.since(phase.counts)))  # noqa: T201  # what the run was for
+            print(_line(phase, at_its_end.since(phase.counts)))  # noqa: T201  # the result of the run
         failures = sum(outcome != Outcome.RIGHT for _, _, outcome in run.samples)
         print(f"failures = {failures} of {len(run.samples):,} requests")  # noqa: T201  # likewise
         if len(self._phases) < 3:
@@ -153,7 +156,7 @@ def _stage(open_fault: Callable[[], AbstractContextManager[Fault]]) -> Generator
 
 
 def _seed(database_url: str) -> None:
-    """Fill Postgres, in a process of its own: gevent and asyncio do not share one well."""
+    """Fill Postgres in a separate process, because gevent and asyncio do not share one well."""
     command = [sys.executable, "-m", "demo_api", "seed"]
     environment = {**os.environ, "DATABASE_URL": database_url}
     seeding = subprocess.run(  # noqa: S603  # our own

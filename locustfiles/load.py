@@ -1,4 +1,4 @@
-"""The user that all scenarios share: who asks for which menu, and when."""
+"""The user of all scenarios: which menus it asks for, and when."""
 
 import itertools
 import random
@@ -18,7 +18,7 @@ from options import hosts_of, options_of
 from run import run
 from samples import Outcome
 
-# A refused connection fails at once: without a pause, users would spend a server's restart on nothing but errors.
+# A refused connection fails at once: without a pause, users would only make errors during a restart.
 PAUSE_AFTER_FAILURE = 0.05
 BATCH = 1024
 BURST = 100
@@ -27,7 +27,7 @@ GREETING = "/healthz"
 
 
 class Reader(Protocol):
-    """What a user reads menus through."""
+    """A connection through which a user reads menus."""
 
     def get(self, path: str) -> tuple[int, int]:
         """Return the status code of a GET and the bytes received."""
@@ -45,7 +45,7 @@ class MenuUser(FastHttpUser):
     connection_timeout = 20.0
 
     def on_start(self) -> None:
-        """Settle which ids this user asks for: they depend on the seed and on its number, not on the server."""
+        """Choose the ids that this user asks for; they depend only on the seed and its number."""
         self._options = options_of(self.environment)
         worker = getattr(self.environment.runner, "worker_index", 0)
         self._paths = self._choose(random.Random(f"{self._options.seed}-{worker}-{run.next_user()}"))
@@ -71,7 +71,8 @@ class MenuUser(FastHttpUser):
             self._arrive_on_time(self._options.rate)
         else:
             self._ask_again_and_again()
-        raise StopUser  # or Locust would begin this task anew
+        # Otherwise Locust would start this task again.
+        raise StopUser
 
     def _choose(self, source: random.Random) -> Iterator[str]:
         options = self._options
@@ -102,8 +103,8 @@ class MenuUser(FastHttpUser):
         for arrival, path in enumerate(self._paths):
             due_at = begun_at + arrival / rate
             ahead = due_at - perf_counter()
-            # Requests that are overdue are sent at once, and almost without letting others run: otherwise a
-            # generator that was held up would send fewer of them, just when the service is slow.
+            # Overdue requests are sent at once, almost without letting other greenlets run: otherwise a
+            # delayed generator would send fewer of them, just when the service is slow.
             if ahead > 0 or arrival % BURST == 0:
                 gevent.sleep(max(ahead, 0))
             if run.is_over(due_at):
@@ -113,8 +114,8 @@ class MenuUser(FastHttpUser):
 
     def _connected(self) -> Reader:
         reader = self.connect()
-        # An answer, whatever it is, shows that the connection is not only queued but accepted. If the service
-        # is down, the first request says so, and is counted.
+        # Any answer shows that the connection is not only queued but accepted. If the service is down,
+        # the first request fails, and is counted.
         with suppress(*FAILURES):
             reader.get(GREETING)
         return reader
@@ -122,7 +123,8 @@ class MenuUser(FastHttpUser):
     def _read_with_one_of(self, readers: SimpleQueue[Reader], path: str, due_at: float) -> None:
         try:
             reader = readers.get()
-        except GreenletExit:  # it is over, and no connection has become free
+        except GreenletExit:
+            # The run is over, and no connection has become free.
             run.samples.add(due_at, perf_counter() - due_at, Outcome.UNANSWERED)
             raise
         try:

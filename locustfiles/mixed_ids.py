@@ -1,9 +1,9 @@
-"""Mixed ids: repeated random ids, and how many calls the loader was spared over time.
+"""Mixed ids: random menus, and how many calls the loader was spared.
 
     locust -f locustfiles/mixed_ids.py --host http://127.0.0.1:8000 --restaurants 500 -u 1000 -r 1000 -t 60
 
-The article's second experiment: it prints how often the guarded function was called, and how often
-it was executed, once a second from the service's `/stats`.
+The article's second experiment. Once a second it prints how often the guarded function was called
+and how often it was executed, from the service's `/stats`.
 """
 
 import json
@@ -24,7 +24,7 @@ class Curve:
     """Calls and executions since the run began, printed while it goes on."""
 
     def __init__(self, host: str) -> None:
-        """Begin at what the service at *host* has counted until now."""
+        """Begin at the current counts of the service at *host*."""
         self._url = f"{host}/stats"
         self._calls, self._executions = self._counts()
         self._greenlet = gevent.spawn(self._follow)
@@ -50,7 +50,7 @@ class Curve:
         logger.info("%d calls, %d executions: %.2f %% spared", calls, executions, 100 * spared)
 
     def _counts(self) -> tuple[int, int]:
-        with urlopen(self._url, timeout=10) as answer:  # noqa: S310  # Locust's --host, which whoever runs it trusts
+        with urlopen(self._url, timeout=10) as answer:  # noqa: S310  # a trusted URL, from --host
             stats = json.load(answer)
         return stats["calls"], stats["executions"]
 

@@ -61,5 +61,6 @@ def hosts_of(environment: Environment) -> list[str]:
 def options_of(environment: Environment) -> argparse.Namespace:
     """Return the options that *environment* runs with."""
     options = environment.parsed_options
-    assert isinstance(options, argparse.Namespace)  # Locust parses them before it loads the users
+    # Locust parses the options before it loads the users.
+    assert isinstance(options, argparse.Namespace)
     return options

@@ -1,10 +1,10 @@
-"""Redis outage: Redis is killed in the middle of the run, and comes back empty some seconds later.
+"""Redis outage: Redis is killed in mid-run, and comes back empty.
 
     locust -f locustfiles/redis_outage.py
     locust -f locustfiles/redis_outage.py --frozen --outage 5 --window 15 -u 200 -r 200
 
-The scenario starts its own servers and service, and ends by itself (see `interruption`). Requests go on being
-answered: from this process's memory, and from Postgres.
+The scenario starts its own servers and service, and ends by itself (see `interruption`). Requests go
+on being answered, from the memory of the service's process and from Postgres.
 """
 
 from collections.abc import Generator
@@ -49,4 +49,4 @@ Interruption(outage).register()
 
 
 class RedisOutage(MenuUser):
-    """Asks for menus, whatever Redis does."""
+    """Asks for menus before, during and after the outage."""

@@ -1,9 +1,9 @@
-"""Rolling restart: requests go on while the service's processes are restarted one by one.
+"""Rolling restart: requests go on while processes restart one by one.
 
     locust -f locustfiles/rolling_restart.py --host http://127.0.0.1:8000 --hosts http://127.0.0.1:8001 -u 100 -r 100
 
-With further `--hosts`, a user whose host is down goes on with the next one, as behind a load balancer;
-with one host, the failures tell how long it was away.
+With further `--hosts`, a user goes on with the next host when its own is down, as behind a load
+balancer. With one host, the failures show how long it was down.
 """
 
 from connection import Connection
@@ -34,7 +34,7 @@ class Failover:
 
 
 class RollingRestart(MenuUser):
-    """Asks whichever host is up."""
+    """Asks a host that is up."""
 
     def connect(self) -> Reader:
         """Return a connection that goes on with the next host."""

@@ -1,8 +1,8 @@
-"""The run that is on in this process: its start, its end, and its samples.
+"""The current run of this process: its start, end and samples.
 
 All users connect first and then start together. A server accepts connections far more slowly while it
-answers requests, so that users who began at once would keep the others waiting for seconds, and
-the first latencies would tell about the accepting instead of the caches.
+answers requests: if users began at once, later ones would wait for seconds, and the first latencies
+would measure the accepting instead of the caches.
 """
 
 import gc
@@ -24,7 +24,7 @@ class Run:
     """What one process keeps for a run.
 
     Attributes:
-        samples: Of its requests.
+        samples: The samples of its requests.
         started: Set once all users have connected, and the load begins.
     """
 
@@ -39,7 +39,7 @@ class Run:
         self._is_spawned = False
 
     def begin(self) -> None:
-        """Forget the run before, and keep the garbage collector away from what lives as long as the process."""
+        """Forget the run before, and exclude all current objects from garbage collection."""
         self.samples.clear()
         self._ends_at = inf
         self._is_spawned = False
@@ -55,11 +55,11 @@ class Run:
         return perf_counter() >= self._ends_at
 
     def is_over(self, due_at: float) -> bool:
-        """Return whether a request that is due at *due_at* is none of this run any more."""
+        """Return whether the run has ended by *due_at*."""
         return due_at >= self._ends_at
 
     def stop(self) -> None:
-        """Say that requests that are due from now on are not to be sent."""
+        """End the run: requests that are due from now on are not sent."""
         self._ends_at = min(self._ends_at, perf_counter())
 
     def next_user(self) -> int:
@@ -71,13 +71,13 @@ class Run:
         return next(self._connections)
 
     def wait_for_start(self, environment: Environment) -> None:
-        """Say that one more user of *environment* has connected, and wait for the others."""
+        """Count one more connected user of *environment*, and wait for the others."""
         self._users_ready += 1
         self._open_gate_if_ready(environment)
         self.started.wait()
 
     def all_spawned(self, environment: Environment) -> None:
-        """Say that no further user of *environment* will come for now."""
+        """Note that all users of *environment* have been spawned."""
         self._is_spawned = True
         self._open_gate_if_ready(environment)
 
@@ -88,11 +88,13 @@ class Run:
         self.started.set()
         window = options_of(environment).window
         if window:
-            self._ends_at = perf_counter() + window  # the timer may fire late, and each mode is to get the same load
+            # An instant and not only a timer, which may fire late: each mode gets the same load.
+            self._ends_at = perf_counter() + window
             gevent.spawn_later(window, self._end, environment)
 
     def _end(self, environment: Environment) -> None:
-        if isinstance(environment.runner, LocalRunner):  # a worker waits for its master's word
+        # A worker waits until its master ends the run.
+        if isinstance(environment.runner, LocalRunner):
             environment.runner.quit()
 
 
@@ -116,7 +118,7 @@ environments: list[Environment] = []
 
 @events.init.add_listener
 def remember(environment: Environment, **_: object) -> None:
-    """Keep the environment, which Locust does not tell when the users are spawned."""
+    """Keep the environment, which Locust does not pass when the users are spawned."""
     environments[:] = [environment]
 
 

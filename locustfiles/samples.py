@@ -16,7 +16,8 @@ class Outcome(IntEnum):
 
     RIGHT = 1
     FAILED = 0
-    UNANSWERED = -1  # when the run was over; its latency is how long it had waited by then
+    # Without an answer when the run was over; the latency is the time that it had waited by then.
+    UNANSWERED = -1
 
 
 class Samples:

@@ -1,4 +1,4 @@
-"""Warmed up: every menu is cached, and then expires under load, again and again.
+"""Warmed up: cached menus expire under load, again and again.
 
     locust -f locustfiles/warmed_up.py --host http://127.0.0.1:8000 --headless -u 1000 -r 1000 -t 12
 
