@@ -1,4 +1,4 @@
-"""The project's verbs: `nox -s demo`, `tests`, `lint`, `types`, `docs`, `bench`, `growth`, `faults`, `fuzz`, `asan`.
+"""The project's commands: `nox -l` lists them, `nox -s NAME` runs one.
 
 A session runs on the Python that runs nox; `nox -s tests -P 3.12 3.13` runs it on others.
 """
@@ -8,11 +8,13 @@ from nox.command import CommandFailed
 
 nox.needs_version = ">=2025.2"
 nox.options.sessions = ["tests", "lint", "types", "docs"]
-nox.options.error_on_missing_interpreters = True  # a Python that was asked for and is not there is no success
+# A session fails if the Python that was asked for is missing.
+nox.options.error_on_missing_interpreters = True
 nox.options.reuse_venv = "yes"
 
 PYPROJECT = nox.project.load_toml("pyproject.toml")
-PREBUILT = ("--prefer-binary", "--only-binary=cachebox,theine-core,pendulum,orjson,zstandard")  # no Rust is at hand
+# Wheels only, because building these packages takes a Rust or C toolchain.
+PREBUILT = ("--prefer-binary", "--only-binary=cachebox,theine-core,pendulum,orjson,zstandard")
 CODE = ("src", "demo_api", "locustfiles", "benchmarks", "tests", "noxfile.py")
 
 
@@ -23,25 +25,25 @@ def group(name: str) -> list[str]:
 
 @nox.session
 def demo(session: nox.Session) -> None:
-    """Compare guarded and unguarded under load, on real servers; arguments go to `demo_api compare`."""
+    """Compare guarded and unguarded under load; arguments go to `demo_api compare`."""
     session.install("-e", ".[demo]")
     session.run("python", "-m", "demo_api", "compare", *session.posargs)
 
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Run all tests, with the coverage of `src` as a gate; with arguments, run those tests, without it."""
+    """Run all tests with a coverage gate; with arguments, run those tests without the gate."""
     session.install("-e", ".[dev]")
     coverage = () if session.posargs else ("--cov", "--cov-report=term-missing:skip-covered")
-    # Whole modules, in random order: a long one then begins early as often as late.
-    # One process more than there are cores where CI runs: many tests wait for servers.
+    # Whole modules in random order, so that a long one begins early as often as late.
+    # One process more than CI has cores, because many tests wait for servers.
     in_parallel = ("--numprocesses=3", "--dist=loadscope", "--no-loadscope-reorder")
     session.run("pytest", *in_parallel, *coverage, *session.posargs)
 
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Check style, format and layers; `nox -s lint -- fix` mends what can be mended."""
+    """Check style, format and layers; `nox -s lint -- fix` applies the automatic fixes."""
     session.install("--no-deps", "-e", ".")
     session.install(*group("lint"))
     fixes = session.posargs == ["fix"]
@@ -67,7 +69,7 @@ def docs(session: nox.Session) -> None:
 
 @nox.session
 def faults(session: nox.Session) -> None:
-    """Look for stale values at length, undisturbed and under faults; measure how fast a cluster wakes up: 7 minutes."""
+    """Look for stale values, undisturbed and under faults, and time wake-ups: 7 minutes."""
     session.install("-e", ".[dev]")
     for disturbance in ([], ["--faults", "pubsub"], ["--faults", "replies"], ["--faults", "failover"]):
         session.run("python", "tests/cluster/consistency.py", "--seconds", "60", *disturbance)
@@ -78,21 +80,21 @@ def faults(session: nox.Session) -> None:
 
 @nox.session
 def fuzz(session: nox.Session) -> None:
-    """Take the same random steps in both forms of the hot path, C and Python, and compare; `-- --seconds 600`."""
+    """Compare both forms of the hot path, C and Python, by random steps; `-- --seconds 600`."""
     session.install("-e", ".[dev]")
     session.run("python", "tests/fuzz_forms.py", *session.posargs)
 
 
 @nox.session
 def asan(session: nox.Session) -> None:
-    """Run the unit tests with the compiled form under AddressSanitizer and UBSan: 6 minutes; needs gcc or clang."""
+    """Run the unit tests with the C under AddressSanitizer and UBSan: 6 minutes; needs a compiler."""
     session.install("-e", ".[dev]")
     session.run("python", "tests/asan.py", *session.posargs)
 
 
 @nox.session
 def bench(session: nox.Session) -> None:
-    """Measure the package beside every comparable one: twelve minutes; `-- --quick` for a smoke run."""
+    """Measure the package beside comparable ones: 12 minutes; `-- --quick` for a smoke test."""
     session.install("-e", ".[redis]", *group("bench"))
     install_peers(session)
     session.run("python", "-m", "benchmarks", *session.posargs)
@@ -100,7 +102,7 @@ def bench(session: nox.Session) -> None:
 
 @nox.session
 def growth(session: nox.Session) -> None:
-    """Measure cost against size: 6 minutes; `-- route` for where the time of a request goes, `-- --quick` to try."""
+    """Measure cost against size: 6 minutes; `-- route` profiles a request, `-- --quick` tries it."""
     session.install("-e", ".[demo]", *group("growth"))
     is_route = session.posargs[:1] == ["route"]
     module, arguments = ("profile_route", session.posargs[1:]) if is_route else ("growth", session.posargs)
@@ -108,12 +110,12 @@ def growth(session: nox.Session) -> None:
 
 
 def install_peers(session: nox.Session) -> None:
-    """Install what the benchmarks compare with; whoever cannot be installed on this Python is left out there."""
+    """Install the packages to compare with; those that do not install on this Python are left out."""
     peers = group("peers")
     try:
         session.install(*PREBUILT, *peers)
     except CommandFailed:
         for peer in peers:
             session.run_install("pip", "install", *PREBUILT, peer, success_codes=(0, 1))
-    # It asks for a cachetools older than what the others run on, and works with the newer one.
+    # asyncache requires an older cachetools than the others do, and works with the newer one.
     session.run_install("pip", "install", "--no-deps", "asyncache>=0.3", success_codes=(0, 1))
