@@ -87,7 +87,7 @@ def fuzz(session: nox.Session) -> None:
 
 @nox.session
 def asan(session: nox.Session) -> None:
-    """Run the unit tests with the C under AddressSanitizer and UBSan: 6 minutes; needs a compiler."""
+    """Run the unit tests with the C under AddressSanitizer and UBSan: 6 minutes, gcc or clang."""
     session.install("-e", ".[dev]")
     session.run("python", "tests/asan.py", *session.posargs)
 
@@ -102,7 +102,7 @@ def bench(session: nox.Session) -> None:
 
 @nox.session
 def growth(session: nox.Session) -> None:
-    """Measure cost against size: 6 minutes; `-- route` profiles a request, `-- --quick` tries it."""
+    """Measure cost against size: 6 minutes; `-- route` profiles a request, `-- --quick` tries."""
     session.install("-e", ".[demo]", *group("growth"))
     is_route = session.posargs[:1] == ["route"]
     module, arguments = ("profile_route", session.posargs[1:]) if is_route else ("growth", session.posargs)
@@ -110,7 +110,7 @@ def growth(session: nox.Session) -> None:
 
 
 def install_peers(session: nox.Session) -> None:
-    """Install the packages to compare with; those that do not install on this Python are left out."""
+    """Install the packages to compare with; one that this Python cannot install is left out."""
     peers = group("peers")
     try:
         session.install(*PREBUILT, *peers)

@@ -65,8 +65,10 @@ def _seldom_collected() -> Generator[None]:
 async def open_service(settings: Settings) -> AsyncGenerator[Service]:
     """Open what the routes use; the cache is closed before the pool, from which it loads.
 
+    Without Redis the service starts as well.
+
     Raises:
-        DatabaseError: If Postgres cannot be used, or holds no menus. Without Redis the service starts.
+        DatabaseError: If Postgres cannot be used, or holds no menus.
     """
     open_cache = through_aiocache if settings.guard == "aiocache" else guarded
     async with open_pool(settings.database_url, settings.pool_size) as pool:

@@ -50,7 +50,7 @@ class MenuCache:
     Attributes:
         load: Returns a restaurant's menu, or ``None`` if there is no such restaurant.
         load_summaries: Returns what a list shows of restaurants, by id, in the order asked.
-        changing: Opens a transaction; the next read after its commit sees the menus that were noted in it.
+        changing: Opens a transaction; reads after its commit see the changes that were noted in it.
         counts: Returns what the reads have cost so far.
         stats: Returns the guard's own statistics, or ``None`` without a guard.
     """
@@ -64,10 +64,10 @@ class MenuCache:
 
 @asynccontextmanager
 async def guarded(settings: Settings, menus: MenuRepository) -> AsyncGenerator[MenuCache]:
-    """Read through memory, then Redis, then Postgres; concurrent reads of one menu share one execution.
+    """Read through memory, Redis and Postgres; concurrent reads of one menu share an execution.
 
-    With ``GUARD=off`` each read that misses loads the menu. With ``LEASE=off`` each process loads it
-    once for all of its readers.
+    With ``GUARD=off`` each read that misses loads the menu. With ``LEASE=off`` each process loads
+    it once for all of its readers.
     """
     guard = Guard(settings.redis_url, namespace=settings.namespace, enabled=settings.guard == "on")
 

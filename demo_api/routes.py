@@ -58,7 +58,7 @@ def service_of(request: Request) -> Service:
 
 @menu_router.get("/restaurants/{restaurant_id}/menu", responses={200: {"model": Menu}})
 async def read_menu(restaurant_id: Id, request: Request) -> Response:
-    """Return the menu of a restaurant, as it may have been some seconds ago."""
+    """Return the menu of a restaurant, which may be some seconds old."""
     menu = await service_of(request).cache.load(restaurant_id)
     if menu is None:
         raise HTTPException(404, f"There is no restaurant {restaurant_id}")
@@ -69,7 +69,7 @@ async def read_menu(restaurant_id: Id, request: Request) -> Response:
 async def list_restaurants(
     ids: Annotated[str, Query(description="Ids, separated by commas", examples=["1,2,3"])], request: Request
 ) -> RestaurantList:
-    """Return what a list shows of restaurants, as it may have been some seconds ago, in the order of the ids."""
+    """Return the summaries of restaurants in the order of the ids; they may be some seconds old."""
     asked = list(dict.fromkeys(ids_in(ids)))
     found = await service_of(request).cache.load_summaries(asked)
     return RestaurantList(
@@ -106,8 +106,8 @@ async def change_item(
 ) -> ItemSummary:
     """Change an item; each read of the menu after the answer shows the change.
 
-    With the header `Invalidation: pending`, reads through other processes may show the old menu: the
-    change is made, but the store of the cache has not confirmed the invalidation.
+    With the header `Invalidation: pending`, reads through other processes may show the old menu:
+    the change is made, but the store of the cache has not confirmed the invalidation.
     """
     service = service_of(request)
     try:
@@ -116,7 +116,7 @@ async def change_item(
             if item is not None:
                 note_change(restaurant_id, item.menu_version)
     except InvalidationPending as pending:
-        # Raised after the commit: the change is made, and after an error the client would repeat it.
+        # Raised after the commit: the change is made, and on an error the client would repeat it.
         logger.warning("restaurant %d was changed, and %s", restaurant_id, pending)
         response.headers["Invalidation"] = "pending"
     if item is None:

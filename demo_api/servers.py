@@ -1,8 +1,8 @@
 """Throwaway Valkey and Postgres servers that never outlive their owner.
 
-The servers belong to a guardian, a child process in a session of its own that waits on a pipe to its
-owner. However the owner ends (return, Ctrl-C, crash, SIGKILL), the pipe closes, and the guardian
-stops the servers and deletes their folder.
+The servers belong to a guardian, a child process in a session of its own that waits on a pipe to
+its owner. However the owner ends (return, Ctrl-C, crash, SIGKILL), the pipe closes, and the
+guardian stops the servers and deletes their folder.
 """
 
 import json

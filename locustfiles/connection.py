@@ -1,8 +1,8 @@
 """Keep-alive HTTP connections that cost the generator little.
 
-Generator and server share a small machine, so the generator's time for a request is missing from the
-server. `FastHttpUser.client` takes about 230 µs (URL parsing, cookie jar, response objects); a socket
-and a C parser take about 90 µs.
+Generator and server share a small machine, so the generator's time for a request is missing from
+the server. `FastHttpUser.client` takes about 230 µs (URL parsing, cookie jar, response objects); a
+socket and a C parser take about 90 µs.
 """
 
 from functools import cache
@@ -99,7 +99,7 @@ class Connection:
         try:
             return self._send_and_read(self._socket, path)
         except BaseException:
-            # Also when a user is stopped half-way: the rest of this answer would be taken for the next.
+            # Also when a user is stopped half-way: the rest would be taken for the next answer.
             self.close()
             raise
 

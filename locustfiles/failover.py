@@ -4,7 +4,7 @@
     locust -f locustfiles/failover.py --window 20 -u 200 -r 200
 
 The scenario starts its own servers (a primary, two replicas, three sentinels) and service, and ends
-by itself (see `interruption`). Requests go on being answered, and the service finds the new primary.
+by itself (see `interruption`). The service goes on answering, and finds the new primary.
 """
 
 from collections.abc import Generator

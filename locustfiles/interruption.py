@@ -1,9 +1,9 @@
 """A fault in mid-run, and its effect on requests.
 
-Such a scenario starts its own servers: a Postgres (or that of `DATABASE_URL`), a Redis that the fault
-may break, and the service. So it needs no `--host`, runs without a web page, and ends by itself. It
-reports the requests before, during and after the fault. Its exit code is 1 if a request failed, or if
-the run was over before the fault was.
+Such a scenario starts its own servers: a Postgres (or that of `DATABASE_URL`), a Redis that the
+fault may break, and the service. So it needs no `--host`, runs without a web page, and ends by
+itself. It reports the requests before, during and after the fault. Its exit code is 1 if a request
+failed, or if the run was over before the fault was.
 """
 
 import logging

@@ -18,7 +18,7 @@ from options import hosts_of, options_of
 from run import run
 from samples import Outcome
 
-# A refused connection fails at once: without a pause, users would only make errors during a restart.
+# A refused connection fails at once, so without a pause a restart would fill the run with errors.
 PAUSE_AFTER_FAILURE = 0.05
 BATCH = 1024
 BURST = 100
@@ -103,8 +103,8 @@ class MenuUser(FastHttpUser):
         for arrival, path in enumerate(self._paths):
             due_at = begun_at + arrival / rate
             ahead = due_at - perf_counter()
-            # Overdue requests are sent at once, almost without letting other greenlets run: otherwise a
-            # delayed generator would send fewer of them, just when the service is slow.
+            # Overdue requests are sent at once, almost without letting other greenlets run:
+            # otherwise a delayed generator would send fewer of them, just when the service is slow.
             if ahead > 0 or arrival % BURST == 0:
                 gevent.sleep(max(ahead, 0))
             if run.is_over(due_at):
@@ -114,8 +114,8 @@ class MenuUser(FastHttpUser):
 
     def _connected(self) -> Reader:
         reader = self.connect()
-        # Any answer shows that the connection is not only queued but accepted. If the service is down,
-        # the first request fails, and is counted.
+        # Any answer shows that the connection is not only queued but accepted. If the service is
+        # down, the first request fails, and is counted.
         with suppress(*FAILURES):
             reader.get(GREETING)
         return reader

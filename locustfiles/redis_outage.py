@@ -3,8 +3,8 @@
     locust -f locustfiles/redis_outage.py
     locust -f locustfiles/redis_outage.py --frozen --outage 5 --window 15 -u 200 -r 200
 
-The scenario starts its own servers and service, and ends by itself (see `interruption`). Requests go
-on being answered, from the memory of the service's process and from Postgres.
+The scenario starts its own servers and service, and ends by itself (see `interruption`). The
+service goes on answering, from its memory and from Postgres.
 """
 
 from collections.abc import Generator

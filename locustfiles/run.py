@@ -1,8 +1,8 @@
 """The current run of this process: its start, end and samples.
 
-All users connect first and then start together. A server accepts connections far more slowly while it
-answers requests: if users began at once, later ones would wait for seconds, and the first latencies
-would measure the accepting instead of the caches.
+All users connect first and then start together. A server accepts connections far more slowly while
+it answers requests: if users began at once, later ones would wait for seconds, and the first
+latencies would measure the accepting instead of the caches.
 """
 
 import gc
@@ -124,7 +124,7 @@ def remember(environment: Environment, **_: object) -> None:
 
 @events.test_stopping.add_listener
 def stop(**_: object) -> None:
-    """Send no more requests; those on their way are still measured within Locust's `--stop-timeout`."""
+    """Send no more requests; those on their way are measured within Locust's `--stop-timeout`."""
     run.stop()
 
 

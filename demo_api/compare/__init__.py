@@ -16,6 +16,6 @@ def run(arguments: argparse.Namespace) -> int:
     Returns:
         The exit code: 0, 1 if something failed, 2 for an invalid value, 130 after Ctrl-C.
     """
-    from .command import compare  # noqa: PLC0415  # matplotlib would double the service's start time
+    from .command import compare  # noqa: PLC0415  # matplotlib would double the start time
 
     return compare(arguments)

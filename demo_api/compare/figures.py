@@ -62,7 +62,7 @@ def pictures(measurements: Sequence[Measurement]) -> list[Picture]:
 
 
 def comparison_picture(measurements: Sequence[Measurement]) -> str | None:
-    """Return the README's picture, p99 over time at the constant rate, if such a run is finished."""
+    """Return the README's picture, p99 over time at a constant rate; `None` without such a run."""
     results = Results(measurements)
     columns = [(scenario, found) for scenario in Scenario if (found := results.of(scenario, Shape.CONSTANT_RATE))]
     if not columns:

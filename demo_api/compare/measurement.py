@@ -19,8 +19,8 @@ PERCENTILES: Final = (50, 75, 90, 95, 99)
 class Samples:
     """A number for each request: when it was due, how many seconds it took, and how it ended.
 
-    The outcome is 1 for a right answer, 0 for a failure, and -1 for a request without an answer at the
-    end of the run. The latency of the latter is the time that it had waited by then.
+    The outcome is 1 for a right answer, 0 for a failure, and -1 for a request without an answer at
+    the end of the run. The latency of the latter is the time that it had waited by then.
     """
 
     due_at: Numbers
