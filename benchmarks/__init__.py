@@ -1,1 +1,1 @@
-"""What stampede_guard costs, measured beside every peer, each family of rows in one run."""
+"""What stampede_guard costs, measured beside comparable packages."""

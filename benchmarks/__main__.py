@@ -1,4 +1,4 @@
-"""Measure the package beside every peer: `python -m benchmarks [--quick] [--only FAMILY,…] [--markdown]`.
+"""Measure the package beside all peers: `python -m benchmarks [--quick] [--only FAMILY,…]`.
 
 Each family of rows is measured in a process of its own, with all its candidates in turn.
 """
@@ -26,10 +26,10 @@ from benchmarks.show import show, updated
 
 FAMILIES = ("hits", "waiters", "misses", "memory", "expiry", "redis", "instructions")
 LOOPS = ("asyncio", "uvloop")
-LOOPED = ("hits", "waiters", "misses", "redis")  # what the event loop makes a difference to
+LOOPED = ("hits", "waiters", "misses", "redis")  # families that depend on the event loop
 PAGE = Path("docs/explanation/performance.md")
-WIDTH = 160  # of what goes to a file or a pipe
-OTHERS = ("cachetools", "redis", "uvloop", "msgspec")  # whose versions matter too
+WIDTH = 160  # columns of tables in a file or a pipe
+OTHERS = ("cachetools", "redis", "uvloop", "msgspec")  # their versions matter, too
 
 
 def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -45,14 +45,17 @@ def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
         return parse
 
-    parser.add_argument("--quick", action="store_true", help="shows that all of it runs, not what anything costs")
+    parser.add_argument("--quick", action="store_true", help="a smoke test: all of it runs, briefly")
     parser.add_argument("--only", type=names(FAMILIES), default=list(FAMILIES), help=f"of {', '.join(FAMILIES)}")
     parser.add_argument(
-        "--loop", type=names(LOOPS), default=list(LOOPS), help=f"of {', '.join(LOOPS)}; where it makes a difference"
+        "--loop",
+        type=names(LOOPS),
+        default=list(LOOPS),
+        help=f"of {', '.join(LOOPS)}; for families that depend on it",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write what was measured to FILE")
     parser.add_argument(
-        "--read", type=Path, nargs="+", default=[], metavar="FILE", help="measure nothing; take what was measured"
+        "--read", type=Path, nargs="+", default=[], metavar="FILE", help="show earlier results from FILE"
     )
     parser.add_argument(
         "--markdown", type=Path, nargs="?", const=PAGE, metavar="PAGE", help=f"put the tables into PAGE, {PAGE}"
@@ -61,7 +64,7 @@ def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def machine() -> str:
-    """Return what it is measured on."""
+    """Return the processors and the system."""
     model = platform.processor() or platform.machine()
     description = Path("/proc/cpuinfo")
     if description.exists():
@@ -72,7 +75,7 @@ def machine() -> str:
 
 
 def versions() -> dict[str, str]:
-    """Return what is installed of all that is measured."""
+    """Return the installed versions of the measured packages."""
     found: dict[str, str] = {}
     for name in ["stampede-guard", *(peer.distribution for peer in all_peers().values()), *OTHERS]:
         if name and name not in found:
@@ -125,7 +128,7 @@ def measured(family: str, loop: str, *, is_quick: bool, tell: Callable[[float, s
 
 
 def measure(chosen: argparse.Namespace, console: Console) -> Report:
-    """Measure all that was asked for."""
+    """Measure the chosen families."""
     report = Report(
         date=datetime.now(UTC).strftime("%Y-%m-%d"),
         python=platform.python_version(),
@@ -152,7 +155,7 @@ def measure(chosen: argparse.Namespace, console: Console) -> Report:
 
 
 def main() -> None:
-    """Measure or read, print, and write what is to be written."""
+    """Measure or read results, print them, and write the files that were asked for."""
     chosen = options()
     console = Console()
     if not console.is_terminal:

@@ -1,7 +1,8 @@
-"""What a storm of invalidations costs a process that hears all of it.
+"""What a storm of invalidations costs a process that receives it.
 
-A script on the server publishes them in one go, so that nothing but the listener is measured: its CPU time for each
-message, and how long its event loop was kept from anything else. Needs the demo's requirements, for the server.
+A script on the server publishes them in one go, so that only the receiver is measured: its CPU time
+for each message, and the longest stall of its event loop. Needs the demo's requirements, for the
+server.
 
 Run: python -m benchmarks.bus_storm [--messages 100000]
 """
@@ -31,7 +32,7 @@ PUBLISH = """
 
 
 class Stall:
-    """The longest time that the event loop was kept from its next step."""
+    """The longest time between two steps of the event loop."""
 
     def __init__(self) -> None:
         self.longest = 0.0
@@ -54,12 +55,12 @@ class Stall:
 
 
 async def load() -> bytes:
-    """Return what is cached."""
+    """Return the cached value."""
     return b"menu"
 
 
 async def measure(url: str, messages: int, prefix: str) -> tuple[float, float, float]:
-    """Return seconds of CPU, seconds in all, and the longest stall in seconds, of *messages* for ops with *prefix*."""
+    """Return CPU seconds, seconds in all and the longest stall, for *messages* with *prefix*."""
     async with Guard(url, namespace=NAMESPACE) as guard, Redis.from_url(url) as admin:
         ends = "the-end"
         for op in (ends, *(f"held-{number}" for number in range(HELD))):
@@ -70,7 +71,7 @@ async def measure(url: str, messages: int, prefix: str) -> tuple[float, float, f
             await admin.eval(PUBLISH, 0, messages, prefix)
             busy = time.process_time()
             async with stall.watched():
-                while guard.peek(ends) is not None:  # noqa: ASYNC110  # nothing tells but L1
+                while guard.peek(ends) is not None:  # noqa: ASYNC110  # L1 announces nothing
                     await asyncio.sleep(0.001)
         return time.process_time() - busy, time.perf_counter() - began, stall.longest
 

@@ -1,4 +1,4 @@
-"""Measures one family in a process of its own: `python -m benchmarks.child FAMILY LOOP FILE [--quick]`."""
+"""Measures one family: `python -m benchmarks.child FAMILY LOOP FILE [--quick]`."""
 
 import asyncio
 import importlib
@@ -16,21 +16,23 @@ PROGRESS = "progress\t"
 
 
 def tell(done: float, said: str) -> None:
-    """Say how far it is, to whoever started this process."""
+    """Report the progress to the parent process."""
     print(f"{PROGRESS}{done:.3f}\t{said}", flush=True)  # noqa: T201
 
 
 def main() -> None:
     """Measure, and write the tables into the file."""
     family, loop, path, *flags = sys.argv[1:]
-    logging.disable(logging.CRITICAL)  # peers log what they are put through
+    # Some candidates log each failure that the benchmark provokes.
+    logging.disable(logging.CRITICAL)
     warnings.simplefilter("ignore")
     measure = importlib.import_module(f"benchmarks.families.{family}").measure
     setting = Setting(tell, is_quick="--quick" in flags, loop=loop)
     if inspect.iscoroutinefunction(measure):
         factory = None if loop == "asyncio" else importlib.import_module(loop).new_event_loop
         with asyncio.Runner(loop_factory=factory) as runner:
-            runner.get_loop().set_exception_handler(lambda *_: None)  # what nobody retrieved is a peer's affair
+            # Some candidates leave exceptions that are never retrieved.
+            runner.get_loop().set_exception_handler(lambda *_: None)
             tables = runner.run(measure(setting))
     else:
         tables = measure(setting)

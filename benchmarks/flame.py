@@ -1,6 +1,7 @@
 """A flame graph of sampled stacks, and the share of each layer.
 
-Drawn here, as py-spy's own picture needs scripts to show its text, and a picture within a page runs none.
+Drawn here, because py-spy's own picture needs scripts to show its text, and a browser runs none in
+the picture of a page.
 """
 
 import re
@@ -12,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-# Told apart by everybody, on white and on a dark page alike; the frames' text is dark on all of them.
+# Distinct for colour-blind readers too, on white and on dark pages; the text of frames is dark.
 COLOURS: Final = {
     "uvicorn": "#8fa8d6",
     "starlette": "#d9a45b",
@@ -25,14 +26,14 @@ COLOURS: Final = {
 OTHER: Final = "#b8bcc2"
 INK: Final = "#777d86"
 WIDTH, HEIGHT, LETTER = 1000.0, 17, 6.2
-NARROWEST = 0.8  # what is narrower than that is not drawn
-FEWEST = 4  # letters that say something
+NARROWEST = 0.8  # the smallest width that is drawn
+FEWEST = 4  # letters: the shortest text that is drawn
 LINE = re.compile(r"^(?P<stack>.*) (?P<count>\d+)$")
 FRAME = re.compile(r"^(?P<name>.*?) \((?P<path>.*?)(?::\d+)?\)$")
 PACKAGE = re.compile(r"site-packages/([A-Za-z0-9_]+)")
 
 
-RUNNER = "asyncio/runners.py"  # whose `run` is below all callbacks
+RUNNER = "asyncio/runners.py"  # its `run` is below all callbacks
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,7 @@ EVENT_LOOP = Frame("the loop itself", "uvloop")
 
 
 class Layer(msgspec.Struct, frozen=True):
-    """The shares of the samples in which one package was at work itself, and in which it was on the stack."""
+    """One package: the share of samples with it on top of the stack, and anywhere on the stack."""
 
     name: str
     own: float
@@ -69,13 +70,13 @@ def layer_of(path: str) -> str:
 
 
 def frame_of(text: str) -> Frame:
-    """Return what py-spy says of one frame, as in `load (/path/to/file.py:12)`."""
+    """Return the frame that py-spy writes as in `load (/path/to/file.py:12)`."""
     found = FRAME.match(text)
     return Frame(found["name"], layer_of(found["path"])) if found else Frame(text, "standard library")
 
 
 def parse(samples: str) -> Stacks:
-    """Return the stacks of py-spy's raw format, from the event loop's callbacks on; what is below is always there."""
+    """Return the stacks of py-spy's raw format, from the event loop's callbacks upwards."""
     stacks: Stacks = []
     for line in samples.splitlines():
         found = LINE.match(line)
@@ -96,7 +97,8 @@ def layers(stacks: Stacks) -> list[Layer]:
         for layer in {frame.layer for frame in stack}:
             inclusive[layer] += count
     total = own.total() or 1
-    names = {*inclusive, "stampede_guard"}  # the guard also where no sample has met it
+    # The guard has a row even if no sample contains it.
+    names = {*inclusive, "stampede_guard"}
     found = [Layer(name, own[name] / total, inclusive[name] / total) for name in names]
     return sorted(found, key=lambda each: (-each.own, -each.inclusive, each.name))
 

@@ -1,6 +1,7 @@
-"""Measure what grows: `python -m benchmarks.growth [--quick] [--only QUESTION,…] [--docs]`.
+"""Measure cost against size: `python -m benchmarks.growth [--quick] [--only QUESTION,…] [--docs]`.
 
-Keys in memory, waiters on one key, processes on one Redis, sizes of a value: each question in a process of its own.
+The questions are keys in memory, waiters on one key, processes on one Redis, and sizes of a value.
+Each is measured in a process of its own.
 """
 
 import argparse
@@ -26,8 +27,8 @@ REPOSITORY = Path(__file__).parents[1]
 DOCS = Path("docs")
 PAGE = Path("explanation/growth.md")
 ASSETS = Path("assets")
-WIDTH = 200  # of what goes to a file or a pipe
-SMOKE_TEST = "A smoke test: the figures say that it runs, not what anything costs."
+WIDTH = 200  # columns of tables in a file or a pipe
+SMOKE_TEST = "A smoke test: the figures show only that everything runs."
 
 
 class Report(msgspec.Struct):
@@ -40,7 +41,7 @@ class Report(msgspec.Struct):
 
 
 class MeasuringError(Exception):
-    """A question could not be measured; the message says what its process said last."""
+    """A question could not be measured; the message ends with the last output of its process."""
 
 
 def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -53,10 +54,10 @@ def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         return found
 
     parser = argparse.ArgumentParser(prog="nox -s growth --", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--quick", action="store_true", help="shows that all of it runs, not what anything costs")
+    parser.add_argument("--quick", action="store_true", help="a smoke test: all of it runs, briefly")
     parser.add_argument("--only", type=names, default=list(QUESTIONS), help=f"of {', '.join(QUESTIONS)}")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write what was measured to FILE")
-    parser.add_argument("--read", type=Path, metavar="FILE", help="measure nothing; take what was measured")
+    parser.add_argument("--read", type=Path, metavar="FILE", help="show earlier results from FILE")
     parser.add_argument(
         "--docs",
         type=Path,
@@ -69,7 +70,7 @@ def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def machine() -> str:
-    """Return what it is measured on, in words."""
+    """Return a description of the machine, the system and the Python."""
     model = platform.processor() or platform.machine()
     description = Path("/proc/cpuinfo")
     if description.exists():
@@ -83,7 +84,7 @@ def measured(name: str, *, is_quick: bool, tell: Callable[[float, str], None]) -
     """Measure one question in a process of its own.
 
     Raises:
-        MeasuringError: It failed.
+        MeasuringError: If the process failed.
     """
     with tempfile.TemporaryDirectory() as folder, (Path(folder) / "errors").open("w+") as errors:
         path = Path(folder) / "question.json"
@@ -105,7 +106,7 @@ def measured(name: str, *, is_quick: bool, tell: Callable[[float, str], None]) -
 
 
 def measure(chosen: argparse.Namespace, console: Console) -> Report:
-    """Measure all that was asked for."""
+    """Measure the chosen questions."""
     report = Report(datetime.now(UTC).strftime("%Y-%m-%d"), machine(), chosen.quick, [])
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[said]}"), TimeElapsedColumn())
     with Progress(*columns, console=console) as progress:
@@ -121,7 +122,7 @@ def measure(chosen: argparse.Namespace, console: Console) -> Report:
 
 
 def write(report: Report, docs: Path) -> list[Path]:
-    """Put the pictures into the documentation, and the tables into its page; return what was written."""
+    """Put pictures and tables into the documentation; return the files that were written."""
     page, written = docs / PAGE, [docs / PAGE]
     text = page.read_text()
     said = f"Measured on {report.date}, on {report.machine}."
@@ -138,7 +139,7 @@ def write(report: Report, docs: Path) -> list[Path]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure or read, print, and write what is to be written; return the exit status."""
+    """Measure or read results, print them, write the files asked for; return the exit status."""
     chosen = options(arguments)
     console = Console()
     if not console.is_terminal:

@@ -1,6 +1,7 @@
-"""Hits one value, again and again: `python -m benchmarks.hitting CANDIDATE HITS`, to be run under callgrind.
+"""Hits one value, under callgrind: `python -m benchmarks.hitting CANDIDATE HITS`.
 
-It imports what its candidate needs and little else: under callgrind all of that takes forty times as long.
+It imports little but the modules that its candidate needs, because everything takes forty times as
+long under callgrind.
 """
 
 import asyncio
@@ -12,11 +13,11 @@ from benchmarks.peers import named
 from benchmarks.peers.peer import Peer
 from benchmarks.subjects import Terms, one_argument
 
-BEFORE = 200  # the interpreter has specialised by then what it will
+BEFORE = 200  # hits after which the interpreter has specialised the code
 
 
 async def hit(peer: Peer, hits: int) -> None:
-    """Hit so many times."""
+    """Hit the value *hits* times."""
     async with peer.wrap(one_argument(), Terms()) as call:
         for _ in repeat(None, BEFORE):
             await call(7)

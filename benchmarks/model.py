@@ -1,4 +1,4 @@
-"""What a run found: tables of figures, as they are shown and kept."""
+"""The results of a run: tables of figures, and targets."""
 
 from statistics import median, quantiles
 from typing import Literal
@@ -15,7 +15,7 @@ class Figure(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, rounds: list[float]) -> "Figure":
-        """Return what *rounds* come to."""
+        """Return the median and the quartiles of *rounds*."""
         if len(rounds) == 1:
             return cls(rounds[0], rounds[0], rounds[0])
         low, _, high = quantiles(rounds, n=4, method="inclusive")
@@ -23,14 +23,14 @@ class Figure(msgspec.Struct, frozen=True):
 
 
 class Target(msgspec.Struct, frozen=True):
-    """What the package's own rows are to reach: of the ratio to the baseline, or of the figure itself."""
+    """A bound for the package's own rows: for the ratio to the baseline, or for the figure."""
 
     bound: float
     of: Literal["ratio", "figure"] = "ratio"
     sense: Literal["at most", "at least"] = "at most"
 
     def is_met(self, figure: float, ratio: float | None) -> bool:
-        """Tell whether *figure*, *ratio* times the baseline's, will do."""
+        """Return whether *figure*, *ratio* times the baseline's, meets the target."""
         measured = figure if self.of == "figure" else ratio
         if measured is None:
             return False
@@ -72,12 +72,12 @@ class Table(msgspec.Struct):
     loop: str = "asyncio"
 
     def ratio(self, row: Row, column: int) -> float | None:
-        """Return how many times the baseline's figure *row* has in *column*."""
+        """Return the ratio of *row*'s figure in *column* to the baseline's."""
         own, base = row.figures[column], self.baseline(column)
         return own.median / base.median if own and base and base.median else None
 
     def baseline(self, column: int) -> Figure | None:
-        """Return what the others are compared with."""
+        """Return the figure that the others are compared with."""
         return next((row.figures[column] for row in self.rows if row.role == "baseline"), None)
 
 

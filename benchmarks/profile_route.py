@@ -1,7 +1,8 @@
-"""Where the time of the guarded route goes: `python -m benchmarks.profile_route [--quick] [--docs]`.
+"""Where the guarded route spends its time: `python -m benchmarks.profile_route [--quick] [--docs]`.
 
-Samples the demo's service with py-spy while Locust asks it for menus that are all in memory, draws a flame graph,
-and compares the route with the one that sends prebuilt bytes: in one process in turn, and over HTTP.
+Samples the demo's service with py-spy while Locust asks it for menus that are all in memory, and
+draws a flame graph. Compares the route with the one that sends prebuilt bytes: in one process in
+turn, and over HTTP.
 """
 
 import argparse
@@ -42,17 +43,17 @@ PICTURE: Final = Path("assets/flame.svg")
 MENUS: Final = 20
 USERS: Final = 64
 REQUESTS: Final = 100  # of a round in one process
-LIFE: Final = 3600.0  # seconds: nothing expires meanwhile
+LIFE: Final = 3600.0  # seconds: nothing expires during the run
 RATE: Final = 200  # samples per second
 KINDS: Final = ("restaurants", PREBUILT)
 
 
 class ProfilingError(Exception):
-    """There is no profile; the message says why."""
+    """There is no profile; the message has the reason."""
 
 
 class Found(msgspec.Struct):
-    """What was measured; the ratios are of throughputs, guarded to prebuilt."""
+    """The results; the ratios are of throughputs, guarded to prebuilt."""
 
     is_quick: bool
     samples: int
@@ -67,9 +68,9 @@ def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.profile_route", description=(__doc__ or "").partition("\n")[0]
     )
-    parser.add_argument("--quick", action="store_true", help="shows that all of it runs, not what anything costs")
+    parser.add_argument("--quick", action="store_true", help="a smoke test: all of it runs, briefly")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write what was measured to FILE")
-    parser.add_argument("--read", type=Path, metavar="FILE", help="measure nothing; take what was measured")
+    parser.add_argument("--read", type=Path, metavar="FILE", help="show earlier results from FILE")
     parser.add_argument(
         "--docs", type=Path, nargs="?", const=DOCS, metavar="FOLDER", help=f"put picture and table into FOLDER, {DOCS}"
     )
@@ -77,7 +78,7 @@ def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def scope_of(kind: str) -> dict[str, Any]:
-    """Return what a server passes for one GET."""
+    """Return the ASGI scope of one GET."""
     path = f"/{kind}/{SAMPLE}/menu"
     return {
         "type": "http",
@@ -101,18 +102,18 @@ async def receive() -> dict[str, Any]:
 
 
 async def send(_: Any) -> None:
-    """Take part of an answer, and do nothing with it."""
+    """Take part of an answer, and drop it."""
 
 
 async def check(message: Any) -> None:
-    """Take part of an answer, which has to be a right one."""
+    """Take part of an answer, and check its status."""
     if message.get("status", OK) != OK:
         problem = f"a route answered with status {message['status']}"
         raise ProfilingError(problem)
 
 
 async def ask(app: Any, kind: str) -> float:
-    """Return the seconds that *app* computes for a round of requests."""
+    """Return the CPU seconds of *app* for a round of requests."""
     scopes = [scope_of(kind) for _ in range(REQUESTS)]
     begun_at = time.thread_time()
     for scope in scopes:
@@ -121,7 +122,10 @@ async def ask(app: Any, kind: str) -> float:
 
 
 async def in_process(urls: ServerUrls, rounds: int) -> Figure:
-    """Return the ratio of the two routes' throughputs, without server and network, each first among its routes."""
+    """Return the ratio of the two routes' throughputs, without server and network.
+
+    In each app the route under load is the first.
+    """
     async with AsyncExitStack() as opened:
         apps: dict[str, Any] = {}
         for kind in KINDS:
@@ -152,7 +156,10 @@ def load(service: Service, mode: str, seconds: float, folder: Path, tick: Callab
 
 
 def over_http(services: dict[str, Service], rounds: int, seconds: float, folder: Path) -> Figure:
-    """Return the ratio of the two routes' throughputs, each from a process in which it is first among the routes."""
+    """Return the ratio of the two routes' throughputs, over HTTP.
+
+    In each process the route under load is the first.
+    """
     ratios = []
     for round_ in range(rounds):
         order = services if round_ % 2 else reversed(services)
@@ -164,18 +171,21 @@ def over_http(services: dict[str, Service], rounds: int, seconds: float, folder:
 def sampled(service: Service, seconds: float, folder: Path) -> str:
     """Return py-spy's samples of *service* under load, one stack a line."""
     path, process = folder / "stacks.txt", service.get("/stats")["process"]
-    # The service is stopped for each sample, or stacks would be torn; without native frames, which take far longer.
+    # The service is stopped for each sample, so that stacks are whole. Native frames are left out,
+    # because they take far longer.
     command = ["--pid", process, "--duration", math.ceil(seconds), "--rate", RATE, "--output", path]
     flags = ["--format", "raw", "--function", "--full-filenames"]
     words = [str(word) for word in (_py_spy(), "record", *command, *flags)]
-    begins_at = service.counts().calls + 2 * MENUS  # by then it is warm, and the users have connected
+    # The service is warm by then, and the users have connected.
+    begins_at = service.counts().calls + 2 * MENUS
     running: list[subprocess.Popen[str]] = []
 
     def begin() -> None:
         if not running and service.counts().calls > begins_at:
             running.append(subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))  # noqa: S603
 
-    load(service, "on", seconds + 2.0, folder, begin)  # it may take half a second until somebody looks
+    # Longer than the sampling, because `begin` is called only twice a second.
+    load(service, "on", seconds + 2.0, folder, begin)
     said = running[0].communicate(timeout=seconds + 30)[0] if running else "the load was over too soon"
     if not path.exists():
         message = f"py-spy could not sample the service; it has to be allowed to trace other processes:\n{said}"
@@ -193,7 +203,7 @@ def _py_spy() -> str:
 
 
 def measure(*, is_quick: bool, console: Console) -> Found:
-    """Measure all of it."""
+    """Measure both ratios, and sample the service."""
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with (
         Progress(*columns, console=console) as progress,
@@ -229,7 +239,7 @@ def table(found: Found) -> list[list[str]]:
 
 
 def ratios(found: Found) -> str:
-    """Return what is said of the two routes."""
+    """Return the sentence about the two routes."""
 
     def said(figure: Figure) -> str:
         return f"{number(figure.median)} ({number(figure.low)}–{number(figure.high)})"
@@ -260,7 +270,7 @@ def write(found: Found, docs: Path) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure or read, print, and write what is to be written; return the exit status."""
+    """Measure or read results, print them, write the files asked for; return the exit status."""
     chosen, console = options(arguments), Console()
     try:
         found = (

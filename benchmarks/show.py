@@ -26,14 +26,14 @@ def spread(figure: Figure, column: Column) -> str:
 
 
 def ratio_text(ratio: float | None) -> str:
-    """Return *ratio* with as many digits as say something."""
+    """Return *ratio* with two decimals, or none from 10 on."""
     if ratio is None:
         return "–"
     return f"{ratio:,.2f}" if ratio < 10 else f"{ratio:,.0f}"  # noqa: PLR2004  # of two digits
 
 
 def headings(table: Table) -> list[str]:
-    """Return what stands above the columns."""
+    """Return the headings of the columns."""
     found = ["candidate"]
     for column in table.columns:
         unit = f", {column.unit}" if column.unit else ""
@@ -65,12 +65,12 @@ def cells(table: Table, row: Row) -> list[tuple[str, bool | None]]:
 
 
 def remark(row: Row) -> str:
-    """Return what is to be said of a row beside its figures."""
+    """Return the remark beside a row's figures."""
     return "; ".join(part for part in (row.note, ", ".join(row.lacks)) if part)
 
 
 def show(report: Report, console: Console) -> None:
-    """Print the tables, and what falls short."""
+    """Print the tables, and the figures that miss their targets."""
     for table in report.tables:
         loop = f", {table.loop}" if table.loop != "asyncio" else ""
         grid = Grid(title=f"{table.title}{loop}, Python {report.python}", caption=table.caption)
@@ -87,7 +87,7 @@ def show(report: Report, console: Console) -> None:
     for note in report.notes:
         console.print(note, style="red", markup=False)
     if report.is_quick:
-        console.print("A smoke test: the figures say that it runs, not what anything costs.")
+        console.print("A smoke test: the figures show only that everything runs.")
     elif missed := shortfalls(report):
         console.print("Short of their targets:", style="bold")
         for line in missed:
@@ -113,7 +113,7 @@ def _markdown_table(table: Table) -> list[str]:
 
 
 def _aims(reports: list[Report]) -> list[str]:
-    """Return a table of the targets, and what was measured."""
+    """Return a table of the targets and the measured figures."""
     lines = [_markdown_row(("figure", "Python", "loop", "target", "measured")), "| --- | --- | --- | --- | --- |"]
     for report in reports:
         for table in report.tables:
@@ -144,17 +144,18 @@ def _aims(reports: list[Report]) -> list[str]:
 
 
 def markdown(reports: list[Report]) -> str:
-    """Return what stands between the marks of the page."""
+    """Return the text between the marks of the page."""
     lines = [BEGIN, "", "## The targets", "", *_aims(reports), ""]
     origin = ""
     for report in reports:
         versions = ", ".join(f"{name} {version}" for name, version in report.versions.items())
         measured = f"Measured on {report.date}, on {report.machine}, with {versions}."
-        if f"{report.python} {measured}" != origin:  # families that were run one by one stand under one heading
+        # Families that were run one by one stand under one heading.
+        if f"{report.python} {measured}" != origin:
             lines += [f"## Python {report.python}", "", measured, ""]
             origin = f"{report.python} {measured}"
         if report.is_quick:
-            lines += ["A smoke test: these figures say that it runs, not what anything costs.", ""]
+            lines += ["A smoke test: these figures show only that everything runs.", ""]
         lines += [f"{note}\n" for note in report.notes]
         for table in report.tables:
             lines += [f"### {table.title}, {_LOOPS.get(table.loop, table.loop)}, {report.python}", ""]
@@ -166,7 +167,7 @@ def markdown(reports: list[Report]) -> str:
 
 
 def updated(page: str, reports: list[Report]) -> str:
-    """Return *page* with the figures of *reports* in place of what stood there."""
+    """Return *page* with the figures of *reports* between its marks."""
     before, begins, rest = page.partition(BEGIN)
     _, ends, after = rest.partition(END)
     if not begins or not ends:

@@ -1,4 +1,4 @@
-"""The functions whose calls are cached, and what they return."""
+"""The functions that the candidates wrap, and their values."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Hashable
@@ -16,9 +16,9 @@ class Subject:
     """A function to be cached.
 
     Args:
-        function: It.
-        key: Returns what tells its calls apart, for peers that ask for such a function.
-        template: Says the same with the names of its parameters.
+        function: The function.
+        key: Returns the key of a call, for peers that take a key function.
+        template: The same key as a template, for peers that take one.
     """
 
     function: Function
@@ -28,7 +28,7 @@ class Subject:
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """How long values live, how many of them, and, with a URL, in which Redis."""
+    """How long values live, how many there may be, and with a URL in which Redis."""
 
     ttl: float = LIFE
     maxsize: int = 10_000
@@ -45,7 +45,7 @@ def one_argument() -> Subject:
 
 
 def subject_of(function: Function) -> Subject:
-    """Return *function*, whose one parameter is `restaurant_id`."""
+    """Return *function*, with `restaurant_id` for its parameter, as a subject."""
 
     def key(restaurant_id: int) -> int:
         return restaurant_id
@@ -68,7 +68,7 @@ def three_arguments() -> Subject:
 class Slow:
     """A loader that is still running when the last of its callers arrives; counts its runs.
 
-    It lasts a number of the event loop's iterations and no time, so that nothing but the callers costs anything.
+    It lasts some iterations of the event loop without sleeping, so that only the callers cost time.
     """
 
     ITERATIONS = 25

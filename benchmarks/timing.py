@@ -1,4 +1,7 @@
-"""Rounds of all candidates in turn, so that whatever else the machine does falls on all of them alike."""
+"""Rounds of all candidates in turn.
+
+So the other work of the machine falls on all of them alike.
+"""
 
 import gc
 import math
@@ -21,10 +24,11 @@ async def interleaved(
     seconds: float = math.inf,
     least: int = 3,
 ) -> dict[str, Figure]:
-    """Return what the rounds of each candidate come to; whoever fails is left out, and named in *failures*.
+    """Return the figure of each candidate; one that fails is left out, and named in *failures*.
 
-    The order is another one in each round: nobody always follows the same neighbour. Whoever has had its *seconds*,
-    and the *least* number of rounds, sits out the rest: a long round needs fewer of its kind for the same certainty.
+    The order differs in each round, so that no candidate always follows the same one. A candidate
+    that has had its *seconds* and the *least* number of rounds skips the others, because fewer long
+    rounds give the same certainty.
     """
     found: dict[str, list[float]] = {name: [] for name in candidates}
     spent = dict.fromkeys(candidates, 0.0)
@@ -33,7 +37,7 @@ async def interleaved(
         for name in order.sample(list(candidates), len(candidates)):
             if name in failures or (number >= least and spent[name] >= seconds):
                 continue
-            # What earlier rounds left behind is out of the collector's way: it would charge it to whoever is next.
+            # Otherwise this candidate would pay for collecting the objects of earlier rounds.
             gc.collect()
             gc.freeze()
             started_at = perf_counter()
@@ -47,5 +51,5 @@ async def interleaved(
 
 
 def described(error: BaseException) -> str:
-    """Return what a table says of *error*."""
+    """Return the note for *error* in a table."""
     return f"failed: {type(error).__name__}: {error}"[:120]

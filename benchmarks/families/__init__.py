@@ -1,4 +1,4 @@
-"""The families of rows; each is measured in one process and one run."""
+"""The families of rows, each measured in one process and run."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -14,8 +14,8 @@ class Setting:
     """How a family is to be run.
 
     Args:
-        tell: Takes how much is done, and a word on it.
-        is_quick: Whether to show only that it runs.
+        tell: Takes the progress, 0 to 1, and a description.
+        is_quick: Whether it is a smoke test.
         loop: Name of the event loop.
     """
 
@@ -24,7 +24,7 @@ class Setting:
     loop: str = "asyncio"
 
     def part(self, begin: float, end: float) -> "Setting":
-        """Return the same for a part of it, which is as much of the whole as lies between *begin* and *end*."""
+        """Return the setting of a part, whose progress runs from *begin* to *end* of the whole."""
         return replace(self, tell=lambda done, said: self.tell(begin + done * (end - begin), said))
 
     def scaled(self, full: int, quick: int) -> int:

@@ -1,4 +1,4 @@
-"""How long the event loop is kept from anything else when many entries expire together."""
+"""The event loop's longest stall when many entries expire together."""
 
 import asyncio
 import gc
@@ -13,20 +13,22 @@ from benchmarks.peers.peer import MEMORY, TTL, Peer
 from benchmarks.peers.references import BARE_TTL_CACHE
 from benchmarks.subjects import Function, Terms, one_argument
 
-PILOT = 2_000  # inserts that tell how long the filling will take
-INSERTS = 1_000  # after everything has expired
-ROOMS = (1.25, 2.0)  # a life, in times that filling is to take: if it took longer after all, once more with more
-MOST = 60.0  # seconds that entries may live here
+PILOT = 2_000  # inserts that predict how long the filling takes
+INSERTS = 1_000  # after all entries have expired
+# Lives of entries, as multiples of the predicted time of filling; the second if the first is short.
+ROOMS = (1.25, 2.0)
+MOST = 60.0  # seconds: the longest life
 SPREADING = "dogpile-breaker"  # lengthens lives at random, up to twofold
 SPREAD = 2.2  # its longest life, in lives asked for
-SWEEP = 1.5  # seconds in which whoever sweeps at intervals has done so
+SWEEP = 1.5  # seconds within which periodic sweeps have run
 
 
 class Ticker:
-    """The longest time between two of the event loop's iterations.
+    """The longest time between two iterations of the event loop.
 
-    It is the processor's time if that is the shorter one: then the machine had something else to do, and the process
-    was ready. All threads' time counts, so that waiting for another one of the same process is a gap too.
+    It is the time by the clock, or the CPU time of the process if that is shorter: then the machine
+    ran something else while the process was ready. The CPU time is that of all threads, so that
+    waiting for another thread of the process counts, too.
     """
 
     def __init__(self) -> None:
@@ -50,9 +52,10 @@ async def _fill(function: Function, first: int, end: int) -> float:
 
 
 async def measure_one(peer: Peer, entries: float) -> list[float | None]:
-    """Return the longest stall in ms: until all entries have expired, and while new ones come after that."""
+    """Return the longest stalls in ms: while entries expire, during later misses, and of both."""
     count = int(entries)
-    gc.disable()  # the more there is the longer it would take: lives would have to be longer than the pilot says
+    # Collections take longer with each entry, so filling would take longer than the pilot predicts.
+    gc.disable()
     async with peer.wrap(one_argument(), Terms(maxsize=2 * count)) as function:
         each = await _fill(function, 0, PILOT) / PILOT
     filling = each * count
@@ -63,17 +66,19 @@ async def measure_one(peer: Peer, entries: float) -> list[float | None]:
             raise TimeoutError(message)
         async with peer.wrap(one_argument(), Terms(ttl=life, maxsize=2 * count)) as function:
             filling = await _fill(function, 0, count)
-            filling += await _fill(function, 0, count // 10)  # some are asked for again, as they are elsewhere
+            # Some entries are read again, as in the other families.
+            filling += await _fill(function, 0, count // 10)
             if filling < life:
                 return await _stalls(function, count, life * (SPREAD if peer.name == SPREADING else 1.0))
-    message = f"filling took {filling:.1f} s, and a life is {life} s: they never were there together"
+    message = f"filling took {filling:.1f} s, and a life is {life} s: the first entries expired before the last came"
     raise TimeoutError(message)
 
 
 async def _stalls(function: Function, count: int, longest_life: float) -> list[float | None]:
-    """Return the same of *count* entries that are all there."""
+    """Return the stalls of *count* entries that are all cached."""
     gc.collect()
-    gc.freeze()  # the collector's own pauses grow with the number of objects: they are not looked at here
+    # The collector's own pauses grow with the number of objects, and are not measured here.
+    gc.freeze()
     gc.enable()
     ticker = Ticker()
     watch = asyncio.create_task(ticker.run())
@@ -115,9 +120,11 @@ def measure(setting: Setting) -> list[Table]:
         Column("longest stall", "ms", has_ratio=False, target=Target(5.0, of="figure"), digits=1),
     ]
     caption = (
-        f"{entries:,} entries, filled at full speed, all there before the first one ends. A task that does nothing but "
-        "yield measures the gaps, until all have ended. Two candidates run at a time, each in a process of its own: a "
-        "gap is the time by the clock, or the processor's time that the process took if that is less, so that neither "
-        "the neighbour nor the machine is in it. The garbage collector leaves the entries alone meanwhile."
+        f"{entries:,} entries, filled at full speed; all are cached before the first one expires. "
+        "A task that only yields measures the gaps until all have expired. "
+        "Two candidates run at a time, each in a process of its own. "
+        "A gap is the time by the clock, or the CPU time of the process if that is less, "
+        "so that it contains no time of other processes. "
+        "The garbage collector passes over the entries."
     )
     return [Table("expiry", f"{entries:,} entries expire together", columns, rows, caption, setting.loop)]

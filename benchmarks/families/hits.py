@@ -1,4 +1,4 @@
-"""A hit in memory, awaited: with one argument, and with three, one of them by keyword."""
+"""A hit in memory, awaited, with one argument and with three."""
 
 import functools
 from collections.abc import Awaitable, Callable
@@ -16,7 +16,6 @@ from benchmarks.subjects import VALUE, Function, Terms, one_argument, three_argu
 from benchmarks.timing import interleaved
 
 TITLE = "A hit in memory"
-ROUND = 0.02  # seconds that a round lasts, more or less
 CALLS = (20, 20_000)  # fewest and most of a round
 LRU_CACHE = "functools.lru_cache, called"
 
@@ -71,7 +70,7 @@ def _three(restaurant_id: int, language: str, currency: str) -> str:
 async def _rounds(
     functions: dict[str, Any], timers: tuple[Any, Any], failures: dict[str, str], seconds: float
 ) -> dict[str, Callable[[], Awaitable[float]]]:
-    """Return each function's round, of as many calls as last for *seconds*, once its value is there."""
+    """Return a round for each function, with its value cached: as many calls as take *seconds*."""
     rounds: dict[str, Callable[[], Awaitable[float]]] = {}
     for name, function in functions.items():
         timer = timers[name == LRU_CACHE]

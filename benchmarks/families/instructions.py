@@ -1,4 +1,7 @@
-"""Instructions of a hit in memory, counted by callgrind: the same on a busy machine as on an idle one."""
+"""Instructions of a hit in memory, counted by callgrind.
+
+The count is the same on a busy machine as on an idle one.
+"""
 
 import os
 import re
@@ -13,9 +16,9 @@ from benchmarks.peers import all_peers, is_installed
 from benchmarks.peers.references import BARE, BY_HAND, DICT
 
 TITLE = "Instructions of a hit in memory"
-HITS = (500, 2_500)  # of the two runs whose difference is counted
+HITS = (500, 2_500)  # of two runs; the difference of their counts is the figure
 OTHERS = ("cachebox", "async-lru")
-TIMEOUT = 120.0  # of a run; nearly all of it is the interpreter's start
+TIMEOUT = 120.0  # seconds of a run, most of them for the interpreter's start
 
 
 def instructions(valgrind: str, name: str, hits: int) -> int:
@@ -42,7 +45,8 @@ def measure(setting: Setting) -> list[Table]:
     valgrind = shutil.which("valgrind")
     peers = [BARE, DICT, BY_HAND, *(peer for peer in all_peers().values() if peer.role == "guard")]
     peers += [all_peers()[name] for name in OTHERS]
-    caption = f"Difference of two runs under callgrind, of {HITS[0]:,} and {HITS[1]:,} hits, divided by theirs."
+    few, many = HITS
+    caption = f"Difference of two runs under callgrind, of {few:,} and {many:,} hits, divided by {many - few:,}."
     if valgrind is None or setting.is_quick:
         why = "not counted in a smoke test" if valgrind else "valgrind is not installed"
         return [Table("instructions", TITLE, columns, [], f"{caption} {why.capitalize()}.", setting.loop)]

@@ -1,4 +1,4 @@
-"""What an entry takes, and what an insert costs that evicts another."""
+"""The memory of an entry, and the time of an insert that evicts."""
 
 import gc
 from statistics import median
@@ -16,17 +16,19 @@ from benchmarks.subjects import Function, Terms, one_argument
 
 ROUNDS = 9
 INSERTS = 500  # of a round
-MOST = 20.0  # seconds that another one's filling may take with the larger number
+MOST = 20.0  # seconds that filling a peer with the larger number may take
 
 
 async def measure_one(peer: Peer, entries: float) -> list[float | None]:
-    """Return bytes of an entry, µs of an insert into a full cache if it is bounded, and seconds of filling."""
+    """Return bytes of an entry, µs of an insert that evicts if bounded, and seconds of filling."""
     count = int(entries)
     async with peer.wrap(one_argument(), Terms(maxsize=count)) as function:
-        await _fill(function, -100, 0)  # whatever is made at the first call is there
+        # The first calls allocate what a cache allocates once.
+        await _fill(function, -100, 0)
         before = _used()
         took = await _fill(function, 0, count)
-        await _fill(function, 0, count)  # all of them are asked for again, as what is worth keeping is
+        # All entries are read again, as entries worth keeping are.
+        await _fill(function, 0, count)
         size = (_used() - before) / count
         if BOUND in peer.lacks:
             return [size, None, took]
@@ -51,7 +53,7 @@ def _used() -> int:
 
 
 def _sizes(peer: Peer, few: int, many: int) -> tuple[list[float | None], str]:
-    """Return size and time of an insert with *few* entries and with *many*, and what is to be said of them."""
+    """Return size and time of an insert with *few* entries and with *many*, and a note."""
     first = probe("memory", peer, few)
     if isinstance(first, str):
         return [None] * 4, first
@@ -92,8 +94,9 @@ def measure(setting: Setting) -> list[Table]:
         Column(f"insert and evict, {many}", "µs", digits=1),
     ]
     caption = (
-        "Growth of the process, a fresh one for each candidate and size, two at a time. Keys are distinct whole "
-        "numbers, which count; all values are one object. Each entry is read once after all are there. An insert is a "
-        "miss with a loader that returns at once. Without a bound nothing is evicted."
+        "Growth of the process, a fresh one for each candidate and size, two at a time. "
+        "Keys are distinct integers, and their memory counts; all values are one object. "
+        "Each entry is read once after all are cached. "
+        "An insert is a miss with a loader that returns at once. Without a bound nothing is evicted."
     )
     return [Table("memory", "Memory, and inserts into a full cache", columns, rows, caption, setting.loop)]

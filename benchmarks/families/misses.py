@@ -1,4 +1,4 @@
-"""A miss: keys that nobody asked for before, and a loader that never suspends."""
+"""A miss: keys never asked for before, a loader that never suspends."""
 
 import asyncio
 import sys
@@ -28,7 +28,7 @@ async def measure(setting: Setting) -> list[Table]:
     peers = [IN_A_TASK, *(peer for peer in all_peers().values() if peer not in {IN_A_TASK, EVENT})]
     failures: tuple[dict[str, str], dict[str, str]] = ({}, {})
     calls = setting.scaled(1_000, 100)
-    caption = "Whoever lacks a task of its own runs the loader inside the first caller."
+    caption = "A candidate that lacks a task of its own runs the loader inside the first caller."
     factories: list[Any] = [None]
     if sys.version_info >= (3, 12):
         if await _starts_tasks(asyncio.eager_task_factory):
@@ -59,12 +59,13 @@ async def measure(setting: Setting) -> list[Table]:
         if not row.note and row.name in failures[1]:
             row.note = f"with eager tasks: {failures[1][row.name]}"
         if row.role == "baseline" and row.name != IN_A_TASK.name:
-            row.role = "reference"  # here it is one more thing to compare with
+            # The table has one baseline; the others are references here.
+            row.role = "reference"
     return [Table("misses", TITLE, EAGER if len(columns) > 1 else COLUMNS, rows, caption, setting.loop)]
 
 
 async def _starts_tasks(factory: Any) -> bool:
-    """Tell whether the event loop can start tasks by *factory*: not every version of uvloop can, on every Python."""
+    """Return whether the event loop can start tasks by *factory*; some uvloops cannot."""
     loop = asyncio.get_running_loop()
     coroutine = asyncio.sleep(0)
     loop.set_task_factory(factory)

@@ -1,4 +1,7 @@
-"""Candidates in processes of their own: what one leaves behind is not charged to the next."""
+"""Each candidate in a process of its own.
+
+So memory that one leaves behind is not charged to the next.
+"""
 
 import asyncio
 import importlib
@@ -18,7 +21,7 @@ from benchmarks.peers.peer import Peer
 from benchmarks.timing import Tell
 
 TIMEOUT = 240.0
-# Large blocks go back to the system as soon as they are free, whatever was freed before.
+# With fixed thresholds, malloc returns each large block to the system as soon as it is free.
 _ENVIRONMENT = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
 
 Found = list[float | None] | str
@@ -26,9 +29,12 @@ T = TypeVar("T")
 
 
 def in_pairs(measured: Callable[[Peer], T], peers: Sequence[Peer], tell: Tell) -> list[T]:
-    """Return what *measured* finds for each, two at a time: only for what a neighbour does not change."""
+    """Return the results of *measured* for all peers, two at a time.
+
+    Only for figures that a neighbour does not change.
+    """
     with ThreadPoolExecutor(min(2, os.cpu_count() or 1)) as pool:
-        # The last ones are the slowest: they come first, so that no processor is idle while the other one has them.
+        # The last ones are the slowest; they start first, so that no processor is idle at the end.
         jobs = {pool.submit(measured, peer): peer for peer in reversed(peers)}
         for number, job in enumerate(as_completed(jobs)):
             tell((number + 1) / len(peers), jobs[job].name)
@@ -36,7 +42,7 @@ def in_pairs(measured: Callable[[Peer], T], peers: Sequence[Peer], tell: Tell) -
 
 
 def probe(family: str, peer: Peer, *numbers: float) -> Found:
-    """Return what *family*'s `probe` finds for *peer*, or why there is nothing."""
+    """Return the figures of *family* for *peer*, or the reason why there are none."""
     if not is_installed(peer):
         return NOT_INSTALLED
     command = [sys.executable, "-m", "benchmarks.families.probes", family, peer.name, *map(str, numbers)]
@@ -53,14 +59,15 @@ def probe(family: str, peer: Peer, *numbers: float) -> Found:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Measure one candidate, and print what was found."""
+    """Measure one candidate, and print its figures."""
     family, name, *numbers = arguments
     logging.disable(logging.CRITICAL)
     warnings.simplefilter("ignore")
     measure_one = importlib.import_module(f"benchmarks.families.{family}").measure_one
     found = asyncio.run(measure_one(named(name), *map(float, numbers)))
     print(json.dumps(found), flush=True)  # noqa: T201
-    os._exit(0)  # nobody's threads and timers are waited for
+    # Exit without waiting for the candidate's threads and timers.
+    os._exit(0)
 
 
 if __name__ == "__main__":

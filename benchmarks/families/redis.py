@@ -1,4 +1,7 @@
-"""A hit in Redis: one reader, ten, a hundred, each of another key each time."""
+"""A hit in Redis, with one, ten and a hundred readers.
+
+Each read is of another key than the one before.
+"""
 
 import asyncio
 import os
@@ -39,17 +42,17 @@ COLUMNS = [
 
 @contextmanager
 def redis_url() -> Iterator[str]:
-    """Run a server, unless there is one in `REDIS_URL`."""
+    """Run a server, unless `REDIS_URL` names one."""
     given = os.environ.get("REDIS_URL")
     with nullcontext() if given else embedded_servers(postgres=False) as servers:
         yield given or servers.redis  # type: ignore[union-attr]  # one of them is there
 
 
 class Loads:
-    """Counts what was loaded: nothing should be, once it is stored.
+    """Counts loads; there should be none once all values are stored.
 
     Args:
-        name: Keeps its keys apart from others', for peers that use a template as it is.
+        name: A prefix of the keys, for peers that add none of their own.
     """
 
     def __init__(self, name: str) -> None:
@@ -68,7 +71,7 @@ class Loads:
 
 @asynccontextmanager
 async def bare_get(url: str, keys: int) -> AsyncGenerator[Function]:
-    """One client of redis-py's for all readers, with a connection for each."""
+    """One redis-py client for all readers, with a connection for each."""
     from redis.asyncio import BlockingConnectionPool, Redis
 
     pool: Any = BlockingConnectionPool.from_url(url, max_connections=CONNECTIONS)
@@ -85,7 +88,7 @@ async def bare_get(url: str, keys: int) -> AsyncGenerator[Function]:
 
 @asynccontextmanager
 async def store_alone(url: str, keys: int) -> AsyncGenerator[Function]:
-    """The store as the guard opened it, asked for what the guard stored."""
+    """The guard's store, asked directly for values that the guard stored."""
     stores: list[RedisStore] = []
 
     def opened() -> RedisStore:
@@ -94,14 +97,16 @@ async def store_alone(url: str, keys: int) -> AsyncGenerator[Function]:
 
     async with Guard(opened, namespace=f"{NAMESPACE}-store") as guard:
         load: Any = coalesce("menu:{restaurant_id}", guard=guard, l2_ttl=3600)(Loads(STORE).subject().function)
-        store, fingerprint = stores[-1], load._operation.fingerprint(())  # noqa: SLF001  # as its flights ask
-        room = asyncio.Semaphore(store.concurrency)  # as the guard does it
+        store, fingerprint = stores[-1], load._operation.fingerprint(())  # noqa: SLF001  # as flights do
+        # The guard limits its requests in the same way.
+        room = asyncio.Semaphore(store.concurrency)
 
         async def ask(restaurant_id: int) -> str:
             key = f"sg1:{{{NAMESPACE}-store:menu:{restaurant_id}}}"
             async with room:
                 verdict = await store.acquire(key, (), TOKEN, 2.0, b"", 0.0, "", fingerprint)
-            return VALUE if verdict.stored is not None else ""  # decoding it is the guard's part
+            # Decoding the value is the guard's part.
+            return VALUE if verdict.stored is not None else ""
 
         for restaurant_id in range(keys):
             await load(restaurant_id)
@@ -109,7 +114,7 @@ async def store_alone(url: str, keys: int) -> AsyncGenerator[Function]:
 
 
 def _round(call: Function, readers: int, reads: int, keys: int) -> Callable[[], Awaitable[float]]:
-    """Return a round of *reads* by *readers*: µs of a read if there is one, reads a second if there are more."""
+    """Return a round of *reads*: µs of a read for one reader, reads per second for more."""
     offsets = count()
 
     async def read(first: int) -> None:
@@ -145,7 +150,8 @@ async def measure(setting: Setting) -> list[Table]:
             await _fill(everything, keys, failures)
             for name, call in everything.items():
                 if name not in failures:
-                    await _round(call, READERS[-1], READERS[-1], keys)()  # whoever wants connections has them
+                    # This opens the connections of each candidate.
+                    await _round(call, READERS[-1], READERS[-1], keys)()
             for counter in loads.values():
                 counter.runs = 0
             for part, readers in enumerate(READERS):
@@ -177,7 +183,7 @@ async def measure(setting: Setting) -> list[Table]:
 
 
 async def _fill(functions: dict[str, Function], keys: int, failures: dict[str, str]) -> None:
-    """Have everything stored, and see that it can be read."""
+    """Store all values, and check that they can be read."""
     for name, call in functions.items():
         try:
             for key in range(keys):

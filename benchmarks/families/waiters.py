@@ -1,4 +1,4 @@
-"""Many callers of one cold key at the same time, and what it costs when all of them hang up."""
+"""Many callers of one cold key, and the cost of cancelling them all."""
 
 import asyncio
 import gc
@@ -25,7 +25,7 @@ SECONDS = 1.0  # of a candidate's rounds
 
 
 class Crowd:
-    """Callers of one function, each time of another key."""
+    """Callers of one function; each round has a key of its own."""
 
     def __init__(self, call: Function, callers: int, slow: Slow) -> None:
         self.call = call
@@ -34,19 +34,19 @@ class Crowd:
         self.keys = count(1)
 
     async def microseconds(self) -> float:
-        """Return what each caller takes, its task included."""
+        """Return the µs of a caller, its task included."""
         call, key = self.call, next(self.keys)
         self.slow.runs = 0
         started_at = perf_counter()
         values = await asyncio.gather(*[call(key) for _ in range(self.callers)])
         took = perf_counter() - started_at
         if values.count(VALUE) != self.callers:
-            message = "somebody got a wrong value"
+            message = "a caller got a wrong value"
             raise ValueError(message)
         return took / self.callers * 1e6
 
     async def peak(self) -> float:
-        """Return the bytes of each caller at the worst moment."""
+        """Return the peak memory of a caller, in bytes."""
         gc.collect()
         tracemalloc.start()
         try:
@@ -57,7 +57,10 @@ class Crowd:
 
 
 async def as_coroutines(call: Function) -> Function:
-    """Return what gives a coroutine a call: theine gives all callers of a key the same awaitable."""
+    """Return a function that returns a coroutine for each call.
+
+    theine returns the same awaitable to all callers of a key.
+    """
     first = call(0)
     await first
     if inspect.iscoroutine(first):
@@ -93,8 +96,9 @@ def _cancelling(call: Function, callers: int, gate: Gate) -> Callable[[], Awaita
         gate.opened.clear()
         key = next(keys)
         tasks = [asyncio.ensure_future(call(key)) for _ in range(callers)]
+        # After that all of them wait.
         for _ in range(Slow.ITERATIONS):
-            await asyncio.sleep(0)  # all of them wait by now
+            await asyncio.sleep(0)
         started_at = perf_counter()
         for task in tasks:
             task.cancel()
@@ -102,8 +106,9 @@ def _cancelling(call: Function, callers: int, gate: Gate) -> Callable[[], Awaita
         took = perf_counter() - started_at
         kept = sum(not task.cancelled() for task in tasks)
         gate.opened.set()
+        # Loads that still run end within that.
         for _ in range(Slow.ITERATIONS):
-            await asyncio.sleep(0)  # whatever still loads ends
+            await asyncio.sleep(0)
         await asyncio.gather(*tasks, return_exceptions=True)
         if kept > 1:
             message = f"{kept} callers were not cancelled"
@@ -114,17 +119,17 @@ def _cancelling(call: Function, callers: int, gate: Gate) -> Callable[[], Awaita
 
 
 async def measure(setting: Setting) -> list[Table]:
-    """Return a table of all candidates, and one of the package and the baseline alone with more callers."""
+    """Return a table of all candidates, and one of a few with more callers."""
     without = {IN_A_TASK, BARE_TTL_CACHE}
     peers = [EVENT, *(peer for peer in all_peers().values() if peer not in without and peer is not EVENT)]
     failures: dict[str, str] = {}
     callers, fewer = setting.scaled(10_000, 100), setting.scaled(2_000, 100)
     times, loads = await _crowds(peers, callers, setting.scaled(5, 1), setting.part(0.0, 0.4), failures)
     columns = [(TIME, times), (LOADS, loads)]
-    caption = "A caller's task is in all figures, and so is the harness that waits for them."
+    caption = "All figures include a caller's task, and the harness that waits for the tasks."
     if setting.loop == "asyncio":
         columns.append((PEAK, await _peaks(peers, fewer, failures)))
-        caption += f" Memory is that of {fewer:,} callers."
+        caption += f" Memory is measured with {fewer:,} callers."
     cancelled, uncancelled = await _cancelled(peers, callers, setting.scaled(3, 1), setting.part(0.4, 0.7))
     columns.append((CANCELLED, cancelled))
     rows = []
@@ -182,14 +187,15 @@ async def _crowds(
 
 
 async def _peaks(peers: list[Peer], callers: int, failures: dict[str, str]) -> Figures:
-    """Return the memory that a caller takes at the worst moment."""
+    """Return the peak memory of a caller, for each candidate."""
     found: Figures = {}
     slow = {peer.name: Slow() for peer in peers}
     async with all_wrapped(peers, lambda name: slow[name].subject(), Terms(), failures) as functions:
         for name, function in functions.items():
             try:
                 crowd = Crowd(await as_coroutines(function), callers, slow[name])
-                await crowd.microseconds()  # what is made once is there
+                # The first round allocates what a candidate allocates once.
+                await crowd.microseconds()
                 found[name] = Figure.of([await crowd.peak()])
             except Exception as error:  # noqa: BLE001  # a peer's failure is a line in the table
                 failures[name] = described(error)
@@ -197,7 +203,7 @@ async def _peaks(peers: list[Peer], callers: int, failures: dict[str, str]) -> F
 
 
 async def _cancelled(peers: list[Peer], callers: int, rounds: int, setting: Setting) -> tuple[Figures, dict[str, str]]:
-    """Return what each caller's cancellation takes, and who failed."""
+    """Return the time of a caller's cancellation for each candidate, and the failures."""
     failures: dict[str, str] = {}
     gate = Gate()
     waiting = [peer for peer in peers if peer is not BARE]

@@ -1,4 +1,4 @@
-"""Candidates put around a function, all of them at a time."""
+"""All candidates at a time, each around its function."""
 
 from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -14,7 +14,7 @@ from benchmarks.timing import described
 async def all_wrapped(
     peers: Iterable[Peer], subject: Callable[[str], Subject], terms: Terms, failures: dict[str, str]
 ) -> AsyncGenerator[dict[str, Function]]:
-    """Put each candidate around the subject that is made for its name; whoever cannot be is named in *failures*."""
+    """Put each candidate around the subject made for its name; note in *failures* if that fails."""
     async with AsyncExitStack() as stack:
         functions: dict[str, Function] = {}
         for peer in peers:

@@ -1,4 +1,4 @@
-"""The questions of growth; each is measured in one process, started for it alone."""
+"""The questions of growth, each measured in a process of its own."""
 
 import gc
 from collections.abc import Callable
@@ -14,7 +14,7 @@ PROGRESS: Final = "progress\t"
 
 
 class Curve(msgspec.Struct):
-    """One quantity against size: where it was measured, and what was found there."""
+    """One quantity against size: the sizes, and the figures there."""
 
     name: str
     sizes: list[int] = []
@@ -22,17 +22,17 @@ class Curve(msgspec.Struct):
     is_reference: bool = False
 
     def add(self, size: int, rounds: list[float]) -> None:
-        """Add what the *rounds* at *size* come to."""
+        """Add the figure of *rounds* at *size*."""
         self.sizes.append(size)
         self.figures.append(Figure.of(rounds))
 
     def at(self, size: int) -> Figure | None:
-        """Return what was found at *size*."""
+        """Return the figure at *size*, if it was measured."""
         return self.figures[self.sizes.index(size)] if size in self.sizes else None
 
 
 class Picture(msgspec.Struct):
-    """What is drawn on one pair of axes."""
+    """The curves on one pair of axes."""
 
     name: str
     title: str
@@ -42,7 +42,7 @@ class Picture(msgspec.Struct):
 
 
 class Question(msgspec.Struct):
-    """One thing that grows, and what that costs."""
+    """One thing that grows, and the cost of its growth."""
 
     name: str
     title: str
@@ -57,15 +57,15 @@ class Setting:
     """How a question is to be measured.
 
     Attributes:
-        tell: Takes how much is done, and a word on it.
-        is_quick: Whether to show only that it runs.
+        tell: Takes the progress, 0 to 1, and a description.
+        is_quick: Whether it is a smoke test.
     """
 
     tell: Callable[[float, str], None]
     is_quick: bool = False
 
     def sizes(self, full: int, quick: int, *, base: int = 10, first: int = 1) -> list[int]:
-        """Return the powers of *base*, times *first*, up to *full*, or up to *quick* for a smoke test."""
+        """Return *first* times the powers of *base*, up to *full*, or to *quick* in a smoke test."""
         found = [first]
         while found[-1] * base <= (quick if self.is_quick else full):
             found.append(found[-1] * base)
@@ -77,6 +77,6 @@ class Setting:
 
 
 def settle_memory() -> None:
-    """Keep the garbage collector away from what is there: it would be charged to what is measured next."""
+    """Exclude all current objects from garbage collection, which the next round would pay for."""
     gc.collect()
     gc.freeze()

@@ -11,12 +11,12 @@ from benchmarks.growing import PROGRESS, Setting
 
 
 def tell(done: float, said: str) -> None:
-    """Say how far it is, to whoever started this process."""
-    print(f"{PROGRESS}{done:.3f}\t{said}", flush=True)  # noqa: T201  # that is who reads it
+    """Report the progress to the parent process."""
+    print(f"{PROGRESS}{done:.3f}\t{said}", flush=True)  # noqa: T201  # the parent reads it
 
 
 def main() -> None:
-    """Measure, and write what was found into the file."""
+    """Measure, and write the figures into the file."""
     name, path, *flags = sys.argv[1:]
     measure = importlib.import_module(f"benchmarks.growing.{name}").measure
     found = asyncio.run(measure(Setting(tell, is_quick="--quick" in flags)))

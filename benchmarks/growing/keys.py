@@ -1,4 +1,7 @@
-"""What a hit, an insert and an entry cost, with more and more keys in memory, a process for each size."""
+"""The cost of a hit, an insert and an entry, by keys in memory.
+
+Each size is measured in a process of its own.
+"""
 
 import asyncio
 import gc
@@ -18,7 +21,8 @@ from stampede_guard import Guard, coalesce
 LIFE = 3600.0
 HITS = 20_000  # of a round
 INSERTS = 2_000  # of a round
-TRACED = 1_000  # keys up to which allocations are traced; that takes several times as long as the work
+# Keys up to which allocations are traced; tracing takes several times as long as the work.
+TRACED = 1_000
 HIT, AGAIN, INSERT, ENTRY = "hit, keys at random", "hit, the same key", "insert that evicts", "entry"
 VALUE = "menu " * 20
 
@@ -26,7 +30,7 @@ Menu = Callable[[int], Awaitable[str]]
 
 
 def menus(maxsize: int) -> Menu:
-    """Return a function whose answers stay in a memory of *maxsize* entries."""
+    """Return a function with a memory of *maxsize* entries."""
 
     @coalesce("menu:{restaurant_id}", guard=Guard(maxsize=maxsize), ttl=LIFE)
     async def menu(restaurant_id: int) -> str:
@@ -44,9 +48,13 @@ async def ask(menu: Menu, keys: Sequence[int]) -> float:
 
 
 async def traced_bytes(size: int) -> float:
-    """Return what Python allocates for an entry, where the growth of the process would say nothing yet."""
+    """Return the bytes that Python allocates for an entry.
+
+    For sizes at which the growth of the process is too coarse.
+    """
     menu = menus(size)
-    await menu(-1)  # whatever is made at the first call is there
+    # The first call allocates what a function allocates once.
+    await menu(-1)
     gc.collect()
     tracemalloc.start()
     await ask(menu, range(size))
@@ -58,7 +66,7 @@ async def traced_bytes(size: int) -> float:
 
 
 def in_use() -> int:
-    """Return the bytes that this process holds."""
+    """Return the resident memory of this process, in bytes."""
     gc.collect()
     return int(psutil.Process().memory_info().rss)
 
@@ -73,7 +81,8 @@ async def measure_one(size: int, rounds: int) -> dict[str, list[float]]:
     entry = (in_use() - before) / size
     settle_memory()
     keys = random.Random(7).choices(range(size), k=HITS)  # noqa: S311  # the same order in each run
-    await ask(menu, keys)  # who is asked for often is known by then
+    # The frequent keys are known after that.
+    await ask(menu, keys)
     found = {
         HIT: [await ask(menu, keys) for _ in range(rounds)],
         AGAIN: [await ask(menu, keys[:1] * HITS) for _ in range(rounds)],
@@ -85,7 +94,7 @@ async def measure_one(size: int, rounds: int) -> dict[str, list[float]]:
 
 
 async def measure(setting: Setting) -> Question:
-    """Measure with as many keys in memory as it has room for."""
+    """Measure with a full memory of each size."""
     curves = {name: Curve(name) for name in (HIT, AGAIN, INSERT, ENTRY)}
     sizes = setting.sizes(1_000_000, 1_000)
     for number, size in enumerate(sizes):
@@ -98,8 +107,9 @@ async def measure(setting: Setting) -> Question:
     caption = (
         "A process for each size; the memory has room for exactly so many keys and is full. "
         "Inserting is a miss with a loader that returns at once, its flight included. "
-        f"Bytes are those of an entry and its key, as Python allocates them up to {TRACED:,} keys, and as the process "
-        "grows beyond that; all values are one object."
+        "Bytes are those of an entry and its key: "
+        f"as Python allocates them up to {TRACED:,} keys, and as the process grows beyond that. "
+        "All values are one object."
     )
     return Question(
         "keys",
@@ -114,4 +124,5 @@ async def measure(setting: Setting) -> Question:
 
 
 if __name__ == "__main__":
-    print(msgspec.json.encode(asyncio.run(measure_one(*map(int, sys.argv[1:])))).decode())  # noqa: T201  # it is read
+    rounds = asyncio.run(measure_one(*map(int, sys.argv[1:])))
+    print(msgspec.json.encode(rounds).decode())  # noqa: T201  # the parent reads it

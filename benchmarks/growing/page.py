@@ -1,4 +1,7 @@
-"""The figures as tables: for the terminal, and for the page, between marks that prose stands around."""
+"""The figures as tables, for the terminal and for the page.
+
+In the page they stand between marks; the prose around the marks stays as it is.
+"""
 
 from collections.abc import Iterator
 
@@ -17,7 +20,7 @@ def begin(name: str) -> str:
 
 
 def number(value: float) -> str:
-    """Return *value* with as many digits as say something."""
+    """Return *value* with three significant digits, or as a whole number from 100 on."""
     return f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:,.3g}"  # noqa: PLR2004  # three digits
 
 
@@ -30,7 +33,7 @@ def cell(figure: Figure | None) -> str:
 
 
 def heading(picture: Picture, name: str) -> str:
-    """Return what stands above a column."""
+    """Return the heading of a column."""
     return f"{name}, {picture.unit}".removesuffix(", ")
 
 
@@ -54,7 +57,7 @@ def show(question: Question, console: Console) -> None:
 
 
 def markdown(question: Question, pictures: str) -> str:
-    """Return the pictures and the table; *pictures* is where they are, as the page has to say it."""
+    """Return the pictures and the table; *pictures* is their folder, seen from the page."""
     head, *body = rows(question)
     lines = [f"![{each.title}]({pictures}/{file_of(each)})" for each in question.pictures]
     lines += ["", question.caption, ""]
@@ -68,10 +71,10 @@ def file_of(picture: Picture) -> str:
 
 
 def replaced(page: str, name: str, figures: str) -> str:
-    """Return *page* with *figures* in place of what stood between the marks of *name*.
+    """Return *page* with *figures* between the marks of *name*.
 
     Raises:
-        ValueError: it has no such marks.
+        ValueError: If the page has no such marks.
     """
     before, begins, rest = page.partition(begin(name))
     _, ends, after = rest.partition(END)

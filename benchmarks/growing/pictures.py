@@ -11,11 +11,11 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLoca
 from benchmarks.growing import Curve, Picture, Question
 from demo_api.compare.figures import INK, STYLE
 
-# Told apart by everybody, on white and on a dark page alike.
+# Distinct for colour-blind readers too, on white and on dark pages.
 COLOURS = ("#1f9e89", "#c98a1b", "#7b7fd0", "#d8504d")
 DASHES = ("--", ":")  # of references
 SIZE = (5.2, 3.0)
-# Text stays text, in the reader's own font; and the same figures make the same file.
+# Text stays text, in the reader's own font, and the same figures make the same file.
 OWN_STYLE = {**STYLE, "svg.fonttype": "none", "svg.hashsalt": "growth"}
 
 
@@ -64,6 +64,6 @@ def _plot(axes: Axes, curve: Curve, colour: str, style: str) -> None:
 
 
 def _is_flat(picture: Picture) -> bool:
-    """Return whether all lies within two powers of ten or so, where the powers alone would say too little."""
+    """Return whether the values span so few powers of ten that ticks between them fit."""
     medians = [found.median for curve in picture.curves for found in curve.figures if found.median > 0]
-    return bool(medians) and max(medians) < 30 * min(medians)  # so many ticks fit
+    return bool(medians) and max(medians) < 30 * min(medians)

@@ -1,4 +1,4 @@
-"""What more and more processes on one Redis load, wait for and read."""
+"""Loads, wake-ups and reads of more and more processes on one Redis."""
 
 import subprocess
 import sys
@@ -17,7 +17,7 @@ from demo_api.servers import embedded_servers
 
 FOLDER = Path(__file__).parents[2]
 STOP_TIMEOUT = 20.0
-AHEAD = 0.05  # seconds in which all processes have read what they are to do
+AHEAD = 0.05  # seconds within which all processes have read their command
 
 
 class Process:
@@ -36,12 +36,12 @@ class Process:
         self._from: IO[bytes] = self._popen.stdout
 
     def tell(self, what: str, *arguments: object) -> None:
-        """Let it do *what*."""
+        """Send it the command *what*."""
         self._to.write(msgspec.json.encode([what, arguments]) + b"\n")
         self._to.flush()
 
     def hear(self) -> dict[str, Any]:
-        """Return its answer; it has to have been told something, or just started."""
+        """Return its answer to a command, or to its start."""
         answer: dict[str, Any] = msgspec.json.decode(self._from.readline() or b'{"error": "a worker died"}')
         if "error" in answer:
             raise RuntimeError(answer["error"])
@@ -71,14 +71,14 @@ def processes(url: str, count: int) -> Generator[list[Process]]:
 
 
 def told(workers: Sequence[Process], what: str, *arguments: object) -> list[dict[str, Any]]:
-    """Let all *workers* do *what* at the same instant; return their answers."""
+    """Send the command *what* to all *workers*; return their answers."""
     for worker in workers:
         worker.tell(what, *arguments)
     return [worker.hear() for worker in workers]
 
 
 class Expiries:
-    """Rounds in which one key has expired in Redis, and everybody asks for it at once."""
+    """Rounds in which one key has expired in Redis, and all callers ask for it at once."""
 
     def __init__(self, kind: str) -> None:
         self._kind = kind
@@ -99,7 +99,7 @@ class Expiries:
 
 
 async def measure(setting: Setting) -> Question:
-    """Measure with processes that were all started before; the others are idle."""
+    """Measure with processes that were all started before; those beyond a size are idle."""
     sizes = setting.sizes(16, 2, base=2)
     loads = {"leases": Curve("with leases"), "no leases": Curve("without leases", is_reference=True)}
     wake, slowest = Curve("median of the callers"), Curve("the last caller")
@@ -125,9 +125,10 @@ async def measure(setting: Setting) -> Question:
                 found.append(sum(answer["reads"] for answer in answers) / seconds)
             reads.add(count, found)
     caption = (
-        f"One server, one key that expires in Redis and is in nobody's memory; {CALLERS} callers in each process ask "
-        f"for it at once, and a load takes {LOAD * 1e3:.0f} ms. Wake-up is the time from the end of the first load, "
-        "anywhere, to a caller's answer. Reads are of values that Redis holds and nobody keeps in memory, "
+        "One server, one key that expires in Redis and is in no process's memory; "
+        f"{CALLERS} callers in each process ask for it at once, and a load takes {LOAD * 1e3:.0f} ms. "
+        "Wake-up is the time from the end of the first load, in any process, to a caller's answer. "
+        "Reads are of values that Redis holds and no process keeps in memory, "
         f"{READERS} readers in each process."
     )
     return Question(

@@ -1,4 +1,4 @@
-"""What a hit in memory, a hit in Redis and a fill cost, with larger and larger values."""
+"""The cost of a hit and of a fill, by size of the value."""
 
 import itertools
 from collections.abc import Awaitable, Callable
@@ -12,14 +12,15 @@ from stampede_guard import Guard, coalesce
 
 LIFE = 600.0
 ROOM = 2 << 20  # bytes: the largest value, and what is stored beside it
-PATIENCE = 5.0  # a busy machine is to be slow here, and not to do without Redis
-KEYS = 32  # that fills go to, one after the other: what Redis holds is bounded
+PATIENCE = 5.0  # seconds: a busy machine makes Redis slow here, and not unavailable
+# Fills take so many keys in turn, so that Redis holds a bounded number.
+KEYS = 32
 
 Do = Callable[[], Awaitable[object]]
 
 
 async def time_of(do: Do, count: int) -> float:
-    """Return the µs that one of *count* takes, one after the other."""
+    """Return the µs of a call, of *count* calls one after the other."""
     begun_at = perf_counter()
     for _ in range(count):
         await do()
@@ -27,7 +28,7 @@ async def time_of(do: Do, count: int) -> float:
 
 
 def operations(guard: Guard, client: Redis, size: int) -> dict[str, Do]:
-    """Return what is measured with values of *size* bytes."""
+    """Return the measured operations, for values of *size* bytes."""
     value = bytes(size)
     numbers = itertools.count()
 
@@ -82,8 +83,9 @@ async def measure(setting: Setting) -> Question:
                     curve.add(size, figures)
             trouble = guard.stats().l2_errors
     caption = (
-        "One caller, one operation at a time, values of type `bytes`. A fill is a refresh: a lease, "
-        "a loader that returns at once, and the write. What redis-py alone takes for the same bytes stands beside it."
+        "One caller, one operation at a time, values of type `bytes`. "
+        "A fill is a refresh: a lease, a loader that returns at once, and the write. "
+        "The time of redis-py alone for the same bytes stands beside it."
     )
     if trouble:
         caption += f" Redis failed {trouble:,} times meanwhile."

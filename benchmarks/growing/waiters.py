@@ -1,4 +1,4 @@
-"""What a waiter costs, with more and more of them on one key: to settle, to cancel, and in memory."""
+"""The cost of a waiter, by the number of waiters on one key."""
 
 import asyncio
 import tracemalloc
@@ -18,9 +18,9 @@ class Crowd:
     """A way to wait for one result.
 
     Attributes:
-        wait: Waits for it.
-        is_full: Returns whether so many wait.
-        settle: Lets it come.
+        wait: Waits for the result.
+        is_full: Returns whether the given number of waiters has come.
+        settle: Delivers the result.
     """
 
     wait: Callable[[], Awaitable[object]]
@@ -29,7 +29,7 @@ class Crowd:
 
 
 def at_the_guard() -> Crowd:
-    """Return a crowd in front of a loader that waits for us."""
+    """Return a crowd that waits for one load of a guarded function."""
     guard, gate = Guard(), asyncio.Event()
 
     @coalesce("menu", guard=guard)
@@ -41,7 +41,7 @@ def at_the_guard() -> Crowd:
 
 
 def at_an_event() -> Crowd:
-    """Return a crowd that waits for an `asyncio.Event`: the least that as many waiting tasks can cost."""
+    """Return a crowd that waits for an `asyncio.Event`: the least that so many tasks can cost."""
     event, waiting = asyncio.Event(), 0
 
     async def wait() -> None:
@@ -59,14 +59,15 @@ async def gather_around(crowd: Crowd, count: int) -> list[asyncio.Task[object]]:
         return await crowd.wait()
 
     tasks = [asyncio.create_task(come()) for _ in range(count)]
-    while not crowd.is_full(count):  # noqa: ASYNC110  # they are counted where they wait, and nobody tells
+    while not crowd.is_full(count):  # noqa: ASYNC110  # waiters are counted, and no event tells
         await asyncio.sleep(0)
-    await asyncio.sleep(0)  # the loader is there, too
+    # One more step, in which the loader starts to wait, too.
+    await asyncio.sleep(0)
     return tasks
 
 
 async def time_to_settle(crowd: Crowd, count: int) -> float:
-    """Return the µs of each waiter from its coming to its answer."""
+    """Return the µs of a waiter, from its start to its answer."""
     begun_at = perf_counter()
     tasks = await gather_around(crowd, count)
     crowd.settle()
@@ -76,7 +77,7 @@ async def time_to_settle(crowd: Crowd, count: int) -> float:
 
 
 async def time_to_cancel(crowd: Crowd, count: int) -> float:
-    """Return the µs of each waiter from the cancelling of all to the end of the last."""
+    """Return the µs of a waiter, from the cancelling of all to the end of the last."""
     tasks = await gather_around(crowd, count)
     begun_at = perf_counter()
     for task in tasks:
@@ -89,7 +90,7 @@ async def time_to_cancel(crowd: Crowd, count: int) -> float:
 
 
 async def bytes_of_a_waiter(crowd: Crowd, count: int) -> float:
-    """Return what Python allocates for each, its task included."""
+    """Return the bytes that Python allocates for a waiter, its task included."""
     settle_memory()
     tracemalloc.start()
     tasks = await gather_around(crowd, count)
@@ -105,31 +106,33 @@ async def measure(setting: Setting) -> Question:
     """Measure the guard's waiters beside those of an event, in turn."""
     crowds = {"guard": at_the_guard, "asyncio.Event": at_an_event}
     curves = {
-        (what, who): Curve(f"{what}, {who}", is_reference=who != "guard")
-        for what, who in product(("come and settle", "cancel all", "waiter"), crowds)
+        (what, of): Curve(f"{what}, {of}", is_reference=of != "guard")
+        for what, of in product(("come and settle", "cancel all", "waiter"), crowds)
     }
     sizes = setting.sizes(100_000, 1_000)
     for make in crowds.values():
-        await time_to_cancel(make(), 100)  # whatever is made at the first time is there
+        # The first crowd allocates what is allocated once.
+        await time_to_cancel(make(), 100)
     for number, count in enumerate(sizes):
         found: dict[tuple[str, str], list[float]] = {name: [] for name in curves}
         rounds = setting.rounds(min(max(WORK // count, 5), 50))
         for round_ in range(rounds):
             setting.tell((number + round_ / rounds) / len(sizes), f"{count:,} waiters")
-            for who, make in crowds.items():
+            for of, make in crowds.items():
                 settle_memory()
-                found["come and settle", who].append(await time_to_settle(make(), count))
+                found["come and settle", of].append(await time_to_settle(make(), count))
                 settle_memory()
-                found["cancel all", who].append(await time_to_cancel(make(), count))
-        for who, make in crowds.items():
-            found["waiter", who] = [await bytes_of_a_waiter(make(), count)]
+                found["cancel all", of].append(await time_to_cancel(make(), count))
+        for of, make in crowds.items():
+            found["waiter", of] = [await bytes_of_a_waiter(make(), count)]
         for name, curve in curves.items():
             curve.add(count, found[name])
     times = [curve for (what, _), curve in curves.items() if what != "waiter"]
     memory = [curve for (what, _), curve in curves.items() if what == "waiter"]
     caption = (
-        "Each waiter is a task; what the tasks cost is in all figures, and an `asyncio.Event` with as many tasks "
-        "shows how much of them that is. Time and bytes are those of one waiter."
+        "Each waiter is a task, and the cost of the tasks is in all figures; "
+        "an `asyncio.Event` with as many tasks shows how much that is. "
+        "Time and bytes are those of one waiter."
     )
     return Question(
         "waiters",

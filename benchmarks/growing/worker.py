@@ -1,4 +1,7 @@
-"""One of several processes on one Redis: does what the lines on its standard input say, and answers on its output."""
+"""One of several processes on one Redis.
+
+It takes a command from each line of its standard input, and answers with a line on its output.
+"""
 
 import asyncio
 import sys
@@ -14,16 +17,16 @@ CALLERS = 20  # of each process, together
 LOAD = 0.05  # seconds
 LIFE = 0.25  # seconds, in Redis; nothing is kept in memory
 LONG = 600.0
-KEYS = 200  # that are read
+KEYS = 200  # keys that are read
 READERS = 32  # of each process, each reading again and again
-PATIENCE = 5.0  # a busy machine is to be slow here, and not to do without Redis
+PATIENCE = 5.0  # seconds: a busy machine makes Redis slow here, and not unavailable
 
 
 class Worker:
-    """What one process does.
+    """The commands of one process.
 
     Args:
-        guard: Open.
+        guard: An open guard.
     """
 
     def __init__(self, guard: Guard) -> None:
@@ -35,7 +38,7 @@ class Worker:
             self._ended_at.append(monotonic())
             return "menu"
 
-        # No jitter: what was loaded is to be gone when the next round begins.
+        # No jitter, so that the value has expired when the next round begins.
         self._load: dict[str, Any] = {
             "leases": coalesce("with-leases", guard=guard, l2_ttl=LIFE, jitter=0)(load),
             "no leases": coalesce("without-leases", guard=guard, l2_ttl=LIFE, jitter=0, lease=False)(load),
@@ -48,7 +51,7 @@ class Worker:
         self._read = read
 
     async def expire(self, kind: str, at: float) -> dict[str, object]:
-        """Call together at the instant *at*; return when loads ended here, and when answers came."""
+        """Call together at the instant *at*; return when loads ended here, and when calls did."""
         load, answered_at = self._load[kind], []
         self._ended_at.clear()
         await asyncio.sleep(at - monotonic())
@@ -61,7 +64,7 @@ class Worker:
         return {"ended_at": self._ended_at, "answered_at": answered_at}
 
     async def warm(self) -> dict[str, object]:
-        """Put into Redis what will be read."""
+        """Store the values that will be read."""
         for key in range(KEYS):
             await self._read(key)
         return {}
@@ -92,7 +95,7 @@ async def together(calls: Any) -> None:
 
 
 async def main(url: str) -> None:
-    """Do as told, until the input ends."""
+    """Execute commands until the input ends."""
     async with Guard(url, namespace="growth", deadline=PATIENCE, connect_timeout=PATIENCE) as guard:
         worker = Worker(guard)
         say({})
@@ -104,7 +107,7 @@ async def main(url: str) -> None:
 
 def say(answer: dict[str, object]) -> None:
     """Answer in one line."""
-    print(msgspec.json.encode(answer).decode(), flush=True)  # noqa: T201  # that is where it is read
+    print(msgspec.json.encode(answer).decode(), flush=True)  # noqa: T201  # the parent reads it
 
 
 if __name__ == "__main__":

@@ -1,20 +1,21 @@
-"""Every peer behind one shape, each with its best documented settings."""
+"""Every candidate behind one interface, each with its recommended settings."""
 
 from importlib import import_module, util
 
 from benchmarks.peers.peer import Peer
 
 _MODULES = ("references", "guard", "memory", "services")
-_LIGHTEST = ("references", "memory", "services", "guard")  # those before the last import what they need when it is used
+# The guard comes last, because the other modules import their packages only when they are used.
+_LIGHTEST = ("references", "memory", "services", "guard")
 
 
 def all_peers() -> dict[str, Peer]:
-    """Return all candidates by their names: baselines and references first, then the package, then the others."""
+    """Return all candidates by name: baselines and references, the package, the others."""
     return {peer.name: peer for module in _MODULES for peer in import_module(f"benchmarks.peers.{module}").PEERS}
 
 
 def named(name: str) -> Peer:
-    """Return the candidate of that name; import nothing that another one needs."""
+    """Return the candidate of that name, without importing the packages of others."""
     for module in _LIGHTEST:
         peers: tuple[Peer, ...] = import_module(f"benchmarks.peers.{module}").PEERS
         for peer in peers:
@@ -24,5 +25,5 @@ def named(name: str) -> Peer:
 
 
 def is_installed(peer: Peer) -> bool:
-    """Tell whether *peer* can be measured here."""
+    """Return whether *peer* can be measured here."""
     return all(util.find_spec(module) is not None for module in peer.imports)

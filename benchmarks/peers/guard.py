@@ -1,4 +1,4 @@
-"""The package itself, through its public names alone."""
+"""The package itself, through its public names."""
 
 from contextlib import asynccontextmanager
 
@@ -13,7 +13,7 @@ NAMESPACE = "benchmarks"
 async def templated(subject: Subject, terms: Terms) -> Wrapped:
     """With a key template, as its documentation does."""
     async with Guard(terms.url or None, namespace=NAMESPACE, maxsize=terms.maxsize) as guard:
-        # With a store, values stay there alone: it is the store that is looked at.
+        # With a store, no value stays in memory, because the store is measured.
         life, life_in_redis = (None, terms.ttl) if terms.url else (terms.ttl, None)
         yield coalesce(subject.template, guard=guard, ttl=life, l2_ttl=life_in_redis)(subject.function)
 

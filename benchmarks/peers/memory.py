@@ -20,7 +20,7 @@ async def async_lru(subject: Subject, terms: Terms) -> Wrapped:
 
 @asynccontextmanager
 async def cachebox(subject: Subject, terms: Terms) -> Wrapped:
-    """cachebox: a cache in Rust, and a lock a key."""
+    """cachebox: a cache in Rust, and a lock for each key."""
     import cachebox
 
     cache: Any = cachebox.TTLCache(terms.maxsize, terms.ttl)
@@ -29,7 +29,7 @@ async def cachebox(subject: Subject, terms: Terms) -> Wrapped:
 
 @asynccontextmanager
 async def theine(subject: Subject, terms: Terms) -> Wrapped:
-    """theine: W-TinyLFU in Rust, by the key function that its documentation recommends."""
+    """theine: W-TinyLFU in Rust, with a key function as its documentation recommends."""
     from theine import Memoize
 
     memoize: Any = Memoize(terms.maxsize, timedelta(seconds=terms.ttl))
@@ -83,7 +83,7 @@ async def advanced_caching(subject: Subject, terms: Terms) -> Wrapped:
 
 @asynccontextmanager
 async def singleflight(subject: Subject, _terms: Terms) -> Wrapped:
-    """singleflight: merges what runs at the same time, and keeps nothing."""
+    """singleflight: merges concurrent calls, and keeps nothing."""
     from singleflight.asynchronous import SingleFlightAsync
 
     flights: Any = SingleFlightAsync()

@@ -1,4 +1,4 @@
-"""One candidate: how it is put around a function, and what it cannot do."""
+"""A candidate: how it wraps a function, and what it lacks."""
 
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager
@@ -10,12 +10,13 @@ from benchmarks.subjects import Function, Subject, Terms
 Wrap = Callable[[Subject, Terms], AbstractAsyncContextManager[Function]]
 Wrapped = AsyncGenerator[Function]
 
-# What the others may lack, as the tables say it.
+# What a candidate may lack, in the words of the tables.
 TTL = "TTL"
 BOUND = "bound"
 COALESCING = "coalescing"
 COUNTERS = "counters"
-OWN_TASK = "own task"  # the loader runs inside the first caller, and is cancelled with them
+# Without it, the loader runs inside the first caller and is cancelled with that one.
+OWN_TASK = "own task"
 MEMORY = "values kept"
 
 
@@ -24,14 +25,14 @@ class Peer:
     """A candidate.
 
     Args:
-        name: How the tables call it.
-        wrap: Puts it around a function, for as long as the block runs.
-        lacks: What of the above it cannot do with these settings.
-        distribution: What is installed for it.
-        imports: What it needs to import.
+        name: Its name in the tables.
+        wrap: Puts it around a function while the block runs.
+        lacks: Which of the above it lacks with these settings.
+        distribution: The distribution that is installed for it.
+        imports: The modules that it needs to import.
         has_redis: Whether it can keep values in Redis.
         is_variant: Whether it keeps values as another candidate does.
-        role: What the tables make of it.
+        role: Its role in the tables.
     """
 
     name: str

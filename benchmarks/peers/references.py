@@ -1,4 +1,4 @@
-"""What no library can undercut, and what people write by hand."""
+"""The least that any library can cost, and what people write by hand."""
 
 import asyncio
 import inspect
@@ -30,7 +30,7 @@ async def in_a_task(subject: Subject, _terms: Terms) -> Wrapped:
 
 @asynccontextmanager
 async def event_fan_out(subject: Subject, _terms: Terms) -> Wrapped:
-    """One `asyncio.Event` a key, which those who come while the first one loads wait for."""
+    """One `asyncio.Event` for each key, on which callers wait while the first one loads."""
     function = subject.function
     events: dict[int, asyncio.Event] = {}
     values: dict[int, str] = {}
@@ -52,7 +52,7 @@ async def event_fan_out(subject: Subject, _terms: Terms) -> Wrapped:
 
 @asynccontextmanager
 async def dict_get(subject: Subject, _terms: Terms) -> Wrapped:
-    """A dict, and nothing more."""
+    """A dict alone."""
     function, key, values = subject.function, subject.key, dict[object, str]()
 
     async def one(restaurant_id: int) -> str:
@@ -72,7 +72,7 @@ async def dict_get(subject: Subject, _terms: Terms) -> Wrapped:
 
 
 def coalesce_by_hand(function: Function, ttl: float) -> Function:
-    """Return what people write by hand: values with an end in a dict, and a task for each key being loaded."""
+    """Return what people write by hand: a dict of values that expire, and a task for each load."""
     values: dict[object, tuple[str, float]] = {}
     loads: dict[object, asyncio.Task[str]] = {}
 
@@ -99,13 +99,13 @@ def coalesce_by_hand(function: Function, ttl: float) -> Function:
 
 @asynccontextmanager
 async def by_hand(subject: Subject, terms: Terms) -> Wrapped:
-    """The above."""
+    """The function wrapped by hand."""
     yield coalesce_by_hand(subject.function, terms.ttl)
 
 
 @asynccontextmanager
 async def bare_ttl_cache(subject: Subject, terms: Terms) -> Wrapped:
-    """What the others are built of: a `TTLCache` of cachetools."""
+    """A `TTLCache` of cachetools, on which several others are built."""
     function = subject.function
     cache: TTLCache[int, str] = TTLCache(terms.maxsize, terms.ttl)
 

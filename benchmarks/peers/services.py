@@ -7,11 +7,11 @@ from urllib.parse import urlsplit
 from benchmarks.peers.peer import BOUND, COALESCING, COUNTERS, OWN_TASK, Peer, Wrap, Wrapped
 from benchmarks.subjects import Subject, Terms
 
-CONNECTIONS = 128  # more than there are readers
+CONNECTIONS = 128  # more than the readers
 
 
 def _aiocache(decorator: str, **options: Any) -> Wrap:
-    """Return what puts aiocache's *decorator* around a function."""
+    """Return a wrapper that applies aiocache's *decorator*."""
 
     @asynccontextmanager
     async def wrap(subject: Subject, terms: Terms) -> Wrapped:
@@ -37,7 +37,7 @@ def _aiocache(decorator: str, **options: Any) -> Wrap:
 
 
 def _cashews(**options: Any) -> Wrap:
-    """Return what puts cashews' `cache` around a function."""
+    """Return a wrapper that applies cashews' `cache`."""
 
     @asynccontextmanager
     async def wrap(subject: Subject, terms: Terms) -> Wrapped:
@@ -75,7 +75,8 @@ async def _fastapi_cache(subject: Subject, terms: Terms) -> Wrapped:
     yield cache(expire=int(terms.ttl))(subject.function)
     FastAPICache.reset()
     if client is None:
-        await backend.clear("benchmarks")  # all of its backends share one dict
+        # All of its backends in memory share one dict.
+        await backend.clear("benchmarks")
     else:
         await client.aclose()
 
