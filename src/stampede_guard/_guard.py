@@ -27,6 +27,7 @@ from ._flights.scoreboard import Flight, wait_all
 from ._keys.canonical import LONG, shortened
 from ._keys.spec import KeySpec
 from ._keys.tags import BuildTags, check_tags
+from ._l2.lease import Lease
 from ._l2.sender import Confirmation
 from ._l2.tier import Tier
 from ._loops import Change, LoopState, LoopStates
@@ -324,7 +325,7 @@ class Guard:
             course = glance = StoredLoad(self._sites, site, operation, load, epoch, is_private)
             tier = cast("Tier", site.tier)  # no l2_ttl without a store
             lives, fingerprint = (operation.lease_length, operation.longest_life), operation.fingerprint(tags)
-            glance.lease = tier.lease(op, tags, *lives, operation.counters, fingerprint)
+            glance.lease = Lease(tier, op, tags, *lives, operation.counters, fingerprint)
         flight = site.board.launch(
             op,
             course.fly,

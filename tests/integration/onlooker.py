@@ -9,9 +9,10 @@ from time import monotonic
 from typing import Any, Self
 from uuid import uuid4
 
+import pytest
 from redis.asyncio import Redis
 
-from stampede_guard import Guard
+from stampede_guard import Guard, _guard
 from stampede_guard._bus.backplane import Backplane
 from stampede_guard._l2.lease import Lease
 from stampede_guard._l2.tier import Tier
@@ -64,17 +65,15 @@ def tier_of(guard: Guard) -> Tier:
     return tier
 
 
-def leases_of(guard: Guard) -> list[Lease]:
-    """Return the list to which each lease that *guard* makes from now on is added."""
-    tier = tier_of(guard)
-    make: Any = tier.lease
+def new_leases(monkeypatch: pytest.MonkeyPatch) -> list[Lease]:
+    """Return the list to which each lease that a guard makes from now on is added."""
     made: list[Lease] = []
 
     def lease(*args: Any) -> Lease:
-        made.append(make(*args))
+        made.append(Lease(*args))
         return made[-1]
 
-    tier.lease = lease  # type: ignore[assignment, method-assign]
+    monkeypatch.setattr(_guard, "Lease", lease)
     return made
 
 

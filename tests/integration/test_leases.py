@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from onlooker import backplane_of, instance_of, is_expecting, is_up, leases_of, tier_of, until, until_gone, until_there
+from onlooker import backplane_of, instance_of, is_expecting, is_up, new_leases, tier_of, until, until_gone, until_there
 from redis.asyncio import Redis
 from stored import fingerprint_for
 
@@ -416,7 +416,7 @@ async def test_renewal_that_gets_no_answer_is_tried_again(
     """One renewal that fails costs nothing: the lease has some life left, and the next one comes through."""
     kitchen = Kitchen(is_open=False)
     async with make_guard() as guard:
-        leases = leases_of(guard)
+        leases = new_leases(monkeypatch)
         call = ask(guard, kitchen)
         await kitchen.gate.arrivals(1)
         await admin.rename(f"{key}:l", f"{key}:kept")
@@ -436,11 +436,13 @@ async def _lives_longer(admin: Redis, key: str, milliseconds: int) -> bool:
 
 
 @pytest.mark.usefixtures("short_leases")
-async def test_lost_lease_is_noticed_by_its_renewal(make_guard: MakeGuard, admin: Redis, key: str) -> None:
+async def test_lost_lease_is_noticed_by_its_renewal(
+    make_guard: MakeGuard, admin: Redis, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whose lease is gone answers those who wait, and neither stores nor remembers."""
     kitchen = Kitchen(is_open=False)
     async with make_guard() as guard:
-        leases = leases_of(guard)
+        leases = new_leases(monkeypatch)
         call = ask(guard, kitchen)
         await kitchen.gate.arrivals(1)
         await admin.delete(f"{key}:l")

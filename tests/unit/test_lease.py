@@ -36,7 +36,7 @@ class Process:
 
     def lease(self, *tags: str, length: float = 2) -> Lease:
         """Return what a flight gets."""
-        return self.tier.lease(OP, tags, length, 60, self.counters)
+        return Lease(self.tier, OP, tags, length, 60, self.counters)
 
     async def owned(self, *tags: str, length: float = 2) -> Lease:
         """Return the lease of a flight that may load."""

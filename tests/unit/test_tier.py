@@ -55,7 +55,7 @@ class Rig:
         self.counters = Counters()
 
     def lease(self, op: str = OP) -> Lease:
-        return self.tier.lease(op, (), 2, 60, self.counters)
+        return Lease(self.tier, op, (), 2, 60, self.counters)
 
     async def read(self, op: str = OP) -> bytes | None:
         found = await self.lease(op).ask(lambda payload: (payload,))
@@ -753,7 +753,7 @@ async def test_echo(fleet: Fleet) -> None:
 
 async def test_who_stored_it(fleet: Fleet) -> None:
     """The token of what is stored is told, or nothing if there is no answer."""
-    lease = fleet.tier.lease(OP, (), 2, 60, fleet.counters)
+    lease = Lease(fleet.tier, OP, (), 2, 60, fleet.counters)
     await lease.ask(lambda payload: (payload,))
     await lease.fill(b"soup", 60, None, lambda: True)
     key = f"{fleet.tier.key(OP)}:v"
@@ -767,7 +767,7 @@ async def test_who_stored_it(fleet: Fleet) -> None:
 async def test_each_node_has_a_breaker(fleet: Fleet) -> None:
     """A dead node does not keep others from being asked."""
     fleet.tier.asking.breaker("tags' node").trip("OSError")
-    lease = fleet.tier.lease(OP, (), 2, 60, fleet.counters)
+    lease = Lease(fleet.tier, OP, (), 2, 60, fleet.counters)
 
     assert "own" == await lease.ask(lambda payload: (payload,))
     assert ["open", "closed"] == [fleet.tier.asking.breaker(node).state for node in ("tags' node", "Leasing")]

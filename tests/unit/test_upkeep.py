@@ -33,7 +33,7 @@ class Process:
 
     def lease(self, op: str = "menu-7") -> Lease:
         """Return what a flight gets."""
-        return self.tier.lease(op, (), 2, 60, self.counters)
+        return Lease(self.tier, op, (), 2, 60, self.counters)
 
     async def owned(self, op: str = "menu-7") -> Lease:
         """Return the lease of a flight that may load."""
@@ -171,7 +171,7 @@ async def test_timer_fires_by_itself(server: Server) -> None:
     """The event loop runs the timer without any call."""
     loop = asyncio.get_running_loop()
     store = LeasingDouble(server)
-    lease = Tier(store, "menus", 100, loop.time).lease("menu-7", (), 0.003, 60, Counters())
+    lease = Lease(Tier(store, "menus", 100, loop.time), "menu-7", (), 0.003, 60, Counters())
     await lease.ask(as_it_is)
     await eventually(lambda: "renew" in store.asked)
 
@@ -342,7 +342,7 @@ async def test_who_never_had_the_right_has_lost_nothing(here: Process, there: Pr
     here.store.error = Refused("LOADING")
     blind = here.lease()
     await blind.ask(as_it_is)
-    plain = Tier(FaultStore(ManualClock()), "menus", 100, ManualClock()).lease("menu-7", (), 2, 60, Counters())
+    plain = Lease(Tier(FaultStore(ManualClock()), "menus", 100, ManualClock()), "menu-7", (), 2, 60, Counters())
     await plain.ask(as_it_is)
 
     for lease in (beside, blind, plain):

@@ -9,8 +9,9 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
+from .._codecs.fingerprint import NO_FINGERPRINT
 from .._stats import Counters
 from .._tokens import new_token
 from ..errors import LoadCancelled
@@ -19,10 +20,8 @@ from ..stores._breaker import Breaker
 from ..stores._envelope import entry_of, seal, token_of, unseal
 from .access import StoreUnavailable
 from .messages import woken
+from .tier import Tier
 from .upkeep import LONGEST_LEASE, HeldLease, OwedRelease
-
-if TYPE_CHECKING:
-    from .tier import Tier
 
 _LOOKS = 8  # at values that will not do, each another, as two versions of a service may leave them
 
@@ -47,6 +46,15 @@ class Found(NamedTuple):
 
 class Lease:
     """What a flight holds of the store.
+
+    Args:
+        tier: The store's.
+        op: The op id.
+        tags: Its tags.
+        length: Seconds that the lease lasts unless it is renewed.
+        longest_life: Seconds after which all that was stored for *op* before now is gone.
+        counters: Where outcomes are counted.
+        fingerprint: Of the codec and the schema of its values.
 
     Attributes:
         is_owned: Whether this flight has the right to load and store, as far as it knows.
@@ -87,22 +95,21 @@ class Lease:
         "was_undecodable",
     )
 
-    def __init__(  # noqa: PLR0917  # made by the tier alone
+    def __init__(  # noqa: PLR0917  # what a flight knows of its operation
         self,
-        tier: "Tier",
+        tier: Tier,
         op: str,
-        key: str,
         tags: Sequence[str],
         length: float,
         longest_life: float,
         counters: Counters,
-        fingerprint: bytes,
+        fingerprint: bytes = NO_FINGERPRINT,
     ) -> None:
         self._fingerprint = fingerprint
         self._tier = tier
         self._op = op
-        self._key = key
-        self._tags = tags
+        self._key = tier.key(op)
+        self._tags = tier.tag_keys(tags)
         self._length = length
         self._longest_life = longest_life
         self._counters = counters

@@ -7,18 +7,13 @@ outcome.
 
 import asyncio
 from collections import OrderedDict
+from collections.abc import Awaitable, Callable
 from contextvars import Context
-from typing import TYPE_CHECKING
 
-from .._stats import Counters
-from ..stores import StoreOverloaded
-from .access import StoreUnavailable
-
-if TYPE_CHECKING:
-    from .tier import Tier
+from ..stores import LeasingStore
+from .access import StoreAccess
 
 _AT_ONCE = 256  # invalidations under way: two batches of the Redis store's
-_UNCOUNTED = Counters()  # for upkeep, which belongs to no call
 
 
 class Confirmation:
@@ -45,12 +40,22 @@ class InvalidationSender:
     """The invalidations that one event loop sends.
 
     Args:
-        tier: What knows which invalidation of a key is pending.
+        store: Where they go.
+        access: To the store.
+        settle: Carries out what is pending for a key; returns whether the store has confirmed that.
         upkeep: Tasks that closing waits for.
     """
 
-    def __init__(self, tier: "Tier", upkeep: "set[asyncio.Task[None]]") -> None:
-        self._tier = tier
+    def __init__(
+        self,
+        store: LeasingStore,
+        access: StoreAccess,
+        settle: Callable[[str], Awaitable[bool]],
+        upkeep: "set[asyncio.Task[None]]",
+    ) -> None:
+        self._store = store
+        self._access = access
+        self._settle = settle
         self._upkeep = upkeep
         self._line: OrderedDict[str, Confirmation] = OrderedDict()
         self._workers = 0
@@ -92,8 +97,8 @@ class InvalidationSender:
                 confirmation.tell(is_confirmed=is_confirmed)
 
     async def _carry_out(self, key: str) -> bool:
-        node = self._tier.store.node_of(key)
-        breaker = self._tier.asking.breaker(node)
+        node = self._store.node_of(key)
+        breaker = self._access.breaker(node)
         if breaker.is_closed:
             return await self._settle(key)
         probe = self._probes.get(node)
@@ -110,31 +115,8 @@ class InvalidationSender:
             self._give_up(node)
         return is_confirmed
 
-    async def _settle(self, key: str) -> bool:
-        """Carry out what is pending for *key*, after any write of it that is under way; return whether nothing is."""
-        tier = self._tier
-        # When too many were pending, the one for everything stands for this one too.
-        for each in dict.fromkeys((key, tier.everything.key)):
-            async with tier.turn(each):
-                if tier.pending.of(each) is not None:
-                    return await self._settle_in_turn(each)
-        return True
-
-    async def _settle_in_turn(self, key: str) -> bool:
-        tier = self._tier
-        breaker = tier.asking.breaker(tier.store.node_of(key))
-        while True:
-            try:
-                await tier.settle(key, _UNCOUNTED, is_forced=True)
-            except StoreUnavailable as silence:
-                is_in_line = isinstance(silence.__cause__, StoreOverloaded) and breaker.is_closed
-                if not is_in_line:
-                    return False
-            else:
-                return True
-
     def _give_up(self, node: str | None) -> None:
         """Leave to be repeated what waits for *node*, or all of it."""
         for key in tuple(self._line):
-            if node is None or self._tier.store.node_of(key) == node:
+            if node is None or self._store.node_of(key) == node:
                 self._line.pop(key).tell(is_confirmed=False)

@@ -10,12 +10,10 @@ from hashlib import blake2b
 from typing import Any
 from weakref import WeakValueDictionary
 
-from .._codecs.fingerprint import NO_FINGERPRINT
 from .._stats import Counters
 from .._tokens import new_mark
-from ..stores import LeasingStore, Store, Subscription
+from ..stores import LeasingStore, Store, StoreOverloaded, Subscription
 from .access import StoreAccess, StoreUnavailable, reason
-from .lease import Lease
 from .messages import Message
 from .plain import PlainStoreAdapter
 from .recent import RecentInvalidations
@@ -28,6 +26,7 @@ logger = logging.getLogger("stampede_guard")
 _READABLE = re.compile(r"[!-z|~]{1,200}")  # printable, no space and no brace: it stands inside a hash tag
 _LONGEST = 240  # characters of namespace and op together
 _MARKS_LIFE = 86_400.0  # seconds: a mark that is gone costs a load of whatever carried it
+_UNCOUNTED = Counters()  # for upkeep, which belongs to no call
 
 
 class Tier:
@@ -58,13 +57,13 @@ class Tier:
         self.recent = RecentInvalidations(clock)
         self._namespace = namespace
         self._instance = instance
-        self.everything = Invalidation(self.tag_key(""), Message("c", instance, "").pack(), is_tag=True)
+        self._everything = Invalidation(self.tag_key(""), Message("c", instance, "").pack(), is_tag=True)
         self._has_tags = "tags" in self.store.capabilities
-        self._pending = UnconfirmedInvalidations(clock, self.everything if self._has_tags else None)
+        self._pending = UnconfirmedInvalidations(clock, self._everything if self._has_tags else None)
         self._writes: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._generation = self.store.generation
         self.upkeep: set[asyncio.Task[None]] = set()
-        self._sender = InvalidationSender(self, self.upkeep)
+        self._sender = InvalidationSender(self.store, self.asking, self._try_to_settle, self.upkeep)
         self.leases = LeaseKeeper(self.store, self.asking, clock, self.look_after)
 
     @property
@@ -100,31 +99,6 @@ class Tier:
         except Exception as error:  # noqa: BLE001  # as above; there is nothing left to save
             logger.warning("%s did not close cleanly (%s)", self.store.name, reason(error))
 
-    def lease(  # noqa: PLR0917  # what a flight has to say of its operation
-        self,
-        op: str,
-        tags: Sequence[str],
-        length: float,
-        longest_life: float,
-        counters: Counters,
-        fingerprint: bytes = NO_FINGERPRINT,
-    ) -> Lease:
-        """Return what a flight of *op* needs to deal with the store.
-
-        Args:
-            op: The op id.
-            tags: Its tags.
-            length: Seconds that its right to load lasts unless it is renewed.
-            longest_life: Seconds after which whatever was stored for *op* is gone.
-            counters: Where outcomes are counted.
-            fingerprint: Of the codec and the schema of its values.
-        """
-        keys: tuple[str, ...] = ()
-        if self._has_tags:
-            everything = self.everything.key
-            keys = (everything, *map(self.tag_key, tags)) if tags else (everything,)
-        return Lease(self, op, self.key(op), keys, length, longest_life, counters, fingerprint)
-
     def invalidation(self, op: str, version: int | None = None) -> Invalidation:
         """Return the invalidation of *op*, to be given to `invalidate`."""
         return Invalidation(self.key(op), Message("i", self._instance, op).pack(), is_tag=False, version=version)
@@ -132,13 +106,13 @@ class Tier:
     def tag_invalidation(self, tag: str) -> Invalidation:
         """Return the invalidation of *tag*; of everything, if it is empty."""
         if not tag:
-            return self.everything
+            return self._everything
         return Invalidation(self.tag_key(tag), Message("t", self._instance, tag).pack(), is_tag=True)
 
     def announce(self, invalidation: Invalidation) -> None:
         """Read and store nothing that *invalidation* concerns until the store has confirmed it."""
         self.recent.note(invalidation.key)
-        if invalidation is self.everything and not self._has_tags:
+        if invalidation is self._everything and not self._has_tags:
             self.pending.lose_all()
         else:
             self.pending.add(invalidation)
@@ -167,6 +141,22 @@ class Tier:
             if generation == self.store.generation:  # else it may be lost with the server that confirmed it
                 self.pending.confirm(waiting)
                 return
+
+    async def _try_to_settle(self, key: str) -> bool:
+        """Carry out what is pending for *key*, after any write of it that is under way; return whether nothing is."""
+        # When too many were pending, the one for everything stands for this one too.
+        for each in dict.fromkeys((key, self._everything.key)):
+            async with self.turn(each):
+                while self.pending.of(each) is not None:
+                    try:
+                        await self.settle(each, _UNCOUNTED, is_forced=True)
+                    except StoreUnavailable as silence:
+                        breaker = self.asking.breaker(self.store.node_of(each))
+                        if not (isinstance(silence.__cause__, StoreOverloaded) and breaker.is_closed):
+                            return False
+                    else:
+                        return True
+        return True
 
     async def settle_all(self) -> None:
         """Try again what is pending."""
@@ -225,8 +215,12 @@ class Tier:
         return key_of(self._namespace, op)
 
     def tag_key(self, tag: str) -> str:
-        """Return the key of *tag*'s mark; the empty one is everybody's."""
+        """Return the key of *tag*'s mark; the empty tag is that of all values."""
         return f"{key_of(self._namespace, tag)}:t"
+
+    def tag_keys(self, tags: Sequence[str]) -> tuple[str, ...]:
+        """Return the keys of the marks that a value with *tags* carries; none if the store has no tags."""
+        return (self._everything.key, *map(self.tag_key, tags)) if self._has_tags else ()
 
 
 def _leasing(store: Store | LeasingStore) -> LeasingStore:
