@@ -320,12 +320,12 @@ class Guard:
         epoch, generation = self._epochs.of(op, tags), operation.lineage.generation
         course: LocalLoad
         if operation.policy.l2_ttl is None:
-            course, glance = LocalLoad(self._sites, site, operation, load, epoch, is_private), None
+            course, direct_read = LocalLoad(self._sites, site, operation, load, epoch, is_private), None
         else:
-            course = glance = StoredLoad(self._sites, site, operation, load, epoch, is_private)
+            course = direct_read = StoredLoad(self._sites, site, operation, load, epoch, is_private)
             tier = cast("Tier", site.tier)  # no l2_ttl without a store
             lives, fingerprint = (operation.lease_length, operation.longest_life), operation.fingerprint(tags)
-            glance.lease = Lease(tier, op, tags, *lives, operation.counters, fingerprint)
+            direct_read.lease = Lease(tier, op, tags, *lives, operation.counters, fingerprint)
         flight = site.board.launch(
             op,
             course.fly,
@@ -336,7 +336,7 @@ class Guard:
             is_private=is_private,
             is_refresh=is_refresh,
             after=None if is_private else running,
-            glance=glance,
+            direct_read=direct_read,
         )
         flight.generation = generation
         flight.joinable_until = site.memory.joinable_until()

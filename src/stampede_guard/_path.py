@@ -146,11 +146,11 @@ class StoredLoad(LocalLoad):
     __slots__ = ("_asks_left", "lease")
     lease: Lease
 
-    def begin(self, flight: Flight[Any], on_answer: Callable[[], None]) -> bool:
+    def start(self, flight: Flight[Any], on_answer: Callable[[], None]) -> bool:
         """Ask the store for the value at once, if that is possible without waiting for anything."""
         return not flight.is_refresh and self.lease.begin(on_answer)
 
-    def open(self, flight: Flight[Any]) -> tuple[Any] | None:
+    def result(self, flight: Flight[Any]) -> tuple[Any] | None:
         """Return the value if it was there."""
         found = self.lease.open(self._operation.decode)
         return None if found is None or flight.landed else (self._take(flight, found),)

@@ -112,7 +112,7 @@ class Process:
         """Begin a call; return when its flight looks."""
         call = self.ask(**options)
         await gate.arrivals(1)
-        assert self.flight.is_looking
+        assert self.flight.is_reading
         return call
 
     @property
@@ -450,7 +450,7 @@ async def test_flight_that_cannot_look(why: str, process: Process, monkeypatch: 
     await gate.arrivals(1)
     flight = process.flight
 
-    assert (False, True) == (flight.is_looking, flight.task is not None)
+    assert (False, True) == (flight.is_reading, flight.task is not None)
     gate.open()
     assert ("loaded" if why == "an open breaker" else "stored") == await call
     assert (0, int(why == "an open breaker")) == (process.store.looks, process.stats.l2_skips)
@@ -864,7 +864,7 @@ async def test_drain_waits_for_what_looks(process: Process, pause: Pause) -> Non
 
 
 class Peek:
-    """A glance that is answered when the test says so.
+    """A direct read that is answered when the test says so.
 
     Args:
         seen: What it brings.
@@ -877,11 +877,11 @@ class Peek:
         self.answer: Callable[[], None] = int
         self.closed = 0
 
-    def begin(self, _: Flight[str], on_answer: Callable[[], None]) -> bool:
+    def start(self, _: Flight[str], on_answer: Callable[[], None]) -> bool:
         self.answer = on_answer
         return True
 
-    def open(self, _: Flight[str]) -> tuple[str] | None:
+    def result(self, _: Flight[str]) -> tuple[str] | None:
         if self._error is not None:
             raise self._error
         return self._seen
@@ -893,14 +893,14 @@ class Peek:
 def launch(board: Scoreboard, peek: Peek, load: Callable[..., Any] | None = None) -> tuple[Flight[str], Counters]:
     """Launch a flight that looks."""
     counters = Counters()
-    flight = board.launch(OP, load or (lambda _: never()), counters, "finish", context=Context(), glance=peek)
-    assert (True, None) == (flight.is_looking, flight.task)
+    flight = board.launch(OP, load or (lambda _: never()), counters, "finish", context=Context(), direct_read=peek)
+    assert (True, None) == (flight.is_reading, flight.task)
     return flight, counters
 
 
 def is_clean(board: Scoreboard, flight: Flight[str], peek: Peek, counters: Counters) -> bool:
-    """Whether nothing is left of *flight*, and its glance was closed once."""
-    left = board._up, board.flights, flight.task, flight.is_looking, peek.closed, counters.in_flight
+    """Whether nothing is left of *flight*, and its direct read was closed once."""
+    left = board._up, board.flights, flight.task, flight.is_reading, peek.closed, counters.in_flight
     return left == (set(), {}, None, False, 1, 0)
 
 
@@ -931,12 +931,12 @@ async def test_glance_that_cannot_even_begin(error: type[BaseException]) -> None
     """That is the launching caller's error, and leaves no flight that would never land."""
 
     class Broken(Peek):
-        def begin(self, _: Flight[str], on_answer: Callable[[], None]) -> bool:
+        def start(self, _: Flight[str], on_answer: Callable[[], None]) -> bool:
             raise error
 
     board, peek, counters = Scoreboard(), Broken(), Counters()
     with pytest.raises(error):
-        board.launch(OP, lambda _: never(), counters, "finish", context=Context(), glance=peek)
+        board.launch(OP, lambda _: never(), counters, "finish", context=Context(), direct_read=peek)
 
     assert (set(), {}, 1, 0) == (board._up, board.flights, peek.closed, counters.in_flight)
 
@@ -1039,13 +1039,13 @@ async def test_who_waits_until_it_no_longer_looks() -> None:
         return "soup"
 
     flight, _ = launch(board, peek, load)
-    looked = flight.looked()
-    same = flight.looked()
+    done = flight.direct_read_done()
+    same = flight.direct_read_done()
     peek.answer()
-    early = looked.done()
-    await looked
+    early = done.done()
+    await done
 
-    assert (True, False, "soup") == (same is looked, early, await flight.wait())
+    assert (True, False, "soup") == (same is done, early, await flight.wait())
 
 
 # Flights that load together

@@ -78,18 +78,18 @@ class Wait:
 
 
 class DirectRead(Protocol[T]):
-    """Where the value may be found without a task: most of what a flight costs is the price of that."""
+    """A store read that runs without a task. Creating a task is most of a flight's cost."""
 
-    def begin(self, flight: "Flight[T]", on_answer: Callable[[], None]) -> bool:
-        """Ask for it, and have *on_answer* called once it is there; return whether that was possible at once."""
+    def start(self, flight: "Flight[T]", on_answer: Callable[[], None]) -> bool:
+        """Send the request, and call *on_answer* once the reply is there; return whether that was possible at once."""
         ...
 
-    def open(self, flight: "Flight[T]") -> tuple[T] | None:
-        """Return it in a tuple of one, now that there is an answer, unless it was not there after all."""
+    def result(self, flight: "Flight[T]") -> tuple[T] | None:
+        """Return the value that was read, in a tuple of one; `None` on a miss."""
         ...
 
     def close(self) -> None:
-        """Leave nothing behind: the flight has landed. Called again when its task has ended."""
+        """Give back what the read holds, since the flight has landed. Called again when the flight's task has ended."""
 
 
 @final
@@ -101,12 +101,12 @@ class Flight(Generic[T]):
         "_ahead",
         "_counters",
         "_deadlines",
+        "_direct_read",
         "_eager",
         "_failure",
-        "_glance",
         "_has_begun",
-        "_looked",
         "_present",
+        "_read_done",
         "_turn",
         "_value",
         "_waiters",
@@ -116,8 +116,8 @@ class Flight(Generic[T]):
         "confirmation",
         "generation",
         "is_held",
-        "is_looking",
         "is_over",
+        "is_reading",
         "is_refresh",
         "is_urgent",
         "joinable_until",
@@ -163,8 +163,8 @@ class Flight(Generic[T]):
         self.loop = asyncio.get_running_loop()
         self.task: asyncio.Task[None] | None = None
         self._eager: asyncio.Task[Any] | None = None  # the same, while that is being made
-        self.is_looking = False  # it has no task yet, and may not need one
-        self._looked: asyncio.Future[None] | None = None  # done once that is over, if somebody waits for it
+        self.is_reading = False  # its direct read has not ended; it has no task yet
+        self._read_done: asyncio.Future[None] | None = None  # done once that has ended, if a shutdown waits for it
         self._has_begun = False
         self._deadlines: Deadlines | None = None  # while the loader's time runs
         # In the order in which they came; who leaves early is done, and counted out. A set of them would take ten
@@ -178,34 +178,41 @@ class Flight(Generic[T]):
         self.place: asyncio.Future[bool] | None = None  # in a limiter's queue
         # It holds a slot, or one that does waits for it: it may not queue.
         self.is_urgent = outer is not None and _is_urgent(outer)
-        self._glance: DirectRead[T] | None = None
+        self._direct_read: DirectRead[T] | None = None
         self._value: Any = None
         self._failure: Failure | None = None
 
     def take_off(
-        self, load: Callable[["Flight[T]"], Awaitable[T]], context: Context, glance: "DirectRead[T] | None" = None
+        self, load: Callable[["Flight[T]"], Awaitable[T]], context: Context, direct_read: "DirectRead[T] | None" = None
     ) -> None:
-        """Run *load* in a task of its own, so that it belongs to no caller, unless *glance* has the value already."""
+        """Run *load* in a task of its own, so that it belongs to no caller, unless *direct_read* finds the value."""
         self._counters.in_flight += 1
         context.run(_current.set, ref(self))
-        self._glance = glance
+        self._direct_read = direct_read
         run: Any = context.run
         try:
-            is_looking = glance is not None and glance.begin(self, partial(run, self._look, glance, load, context))
+            is_reading = direct_read is not None and direct_read.start(
+                self, partial(run, self._on_direct_read, direct_read, load, context)
+            )
         except BaseException as error:
             self._finish(None, self._ended_by(error))
             raise
-        self.is_looking = is_looking
-        if not is_looking:
+        self.is_reading = is_reading
+        if not is_reading:
             try:
                 self._begin(load, context)
             except (KeyboardInterrupt, SystemExit) as error:
                 self.loop.call_soon(_stop, error)  # the loop, as a load does that has begun later; not this caller
 
-    def _look(self, glance: DirectRead[T], load: Callable[["Flight[T]"], Awaitable[T]], context: Context) -> None:
-        """Land with what the glance has brought; or begin to load, but not in the midst of whoever brought it."""
+    def _on_direct_read(
+        self, direct_read: DirectRead[T], load: Callable[["Flight[T]"], Awaitable[T]], context: Context
+    ) -> None:
+        """Land with the value that was read.
+
+        On a miss, schedule the load for the next loop iteration, so that it does not run inside the pipeline's task.
+        """
         try:
-            seen = glance.open(self)
+            seen = direct_read.result(self)
         except BaseException as error:
             self._finish(None, error if isinstance(error, Exception) else self._ended_by(error))
             if isinstance(error, KeyboardInterrupt | SystemExit):  # as from a task; others came with this answer
@@ -228,8 +235,8 @@ class Flight(Generic[T]):
             self._finish(None, self._ended_by(error))
             raise
         self._eager = None
-        if self.is_looking:
-            self._stop_looking()
+        if self.is_reading:
+            self._end_read()
         if self.task.done():  # an eager task that never had to wait
             self._end(self.task)
         elif not self._has_begun:
@@ -318,16 +325,16 @@ class Flight(Generic[T]):
             self.shown.kill()
             self.shown = None
 
-    def looked(self) -> asyncio.Future[None]:
-        """Return what is done when it no longer looks: it is over then, or has a task."""
-        if self._looked is None:
-            self._looked = self.loop.create_future()
-        return self._looked
+    def direct_read_done(self) -> asyncio.Future[None]:
+        """Return a future that completes when the direct read has ended: the flight has then landed, or has a task."""
+        if self._read_done is None:
+            self._read_done = self.loop.create_future()
+        return self._read_done
 
-    def _stop_looking(self) -> None:
-        self.is_looking = False
-        if self._looked is not None and not self._looked.done():
-            self._looked.set_result(None)
+    def _end_read(self) -> None:
+        self.is_reading = False
+        if self._read_done is not None and not self._read_done.done():
+            self._read_done.set_result(None)
 
     async def wait(self, timeout: float | None = None) -> T:  # noqa: ASYNC109  # one waiter's, not the load's
         """Wait for the answer, at most *timeout* seconds; leaving disturbs nobody else.
@@ -503,8 +510,8 @@ class Flight(Generic[T]):
         self._land(None, error)
         if self.task is not None:
             self.task.cancel()
-        if self._glance is not None and not self.is_looking:  # else once there is an answer
-            self._glance.close()
+        if self._direct_read is not None and not self.is_reading:  # else once there is an answer
+            self._direct_read.close()
 
     def strand(self) -> None:
         """Write off a flight whose event loop was closed over it: nobody is left to be told."""
@@ -524,10 +531,10 @@ class Flight(Generic[T]):
         self.task = self._eager = None  # it holds the load's frames, which hold this
         self._land(value, error)
         self.stop_clock()
-        if self.is_looking:
-            self._stop_looking()
-        if self._glance is not None:
-            self._glance.close()
+        if self.is_reading:
+            self._end_read()
+        if self._direct_read is not None:
+            self._direct_read.close()
         if self.on_rest is not None:
             self.on_rest()
 
@@ -733,7 +740,7 @@ class Scoreboard:
         is_private: bool = False,
         is_refresh: bool = False,
         after: Flight[Any] | None = None,
-        glance: DirectRead[T] | None = None,
+        direct_read: DirectRead[T] | None = None,
     ) -> Flight[T]:
         """Start a flight; unless it *is_private*, callers that come meanwhile will join it.
 
@@ -754,7 +761,7 @@ class Scoreboard:
         if not is_private:
             self.flights[op] = flight  # before take-off: an eager task may land inside its own creation
         self._up.add(flight)
-        flight.take_off(load, Context() if context is None else context, glance)
+        flight.take_off(load, Context() if context is None else context, direct_read)
         return flight
 
     def _check_recursion(self, op: str, outer: "ref[Flight[Any]]") -> None:
@@ -822,11 +829,11 @@ class Scoreboard:
         """Cancel all flights; their waiters get `LoadCancelled` at once, their loads a second to clean up."""
         for flight in tuple(self._up):
             flight.abort(LoadCancelled(f"{flight.op}: cancelled at shut-down"))
-        if steps := self._next_steps():  # looks too: an answer may bring a right to load, which others wait for
+        if steps := self._next_steps():  # direct reads too: a reply may grant a lease, which other processes wait for
             await asyncio.wait(steps, timeout=_GRACE)
         for flight in self._up:
-            if flight.is_looking:
-                continue  # it is over as soon as the store says anything, which that has deadlines for
+            if flight.is_reading:
+                continue  # it is over once the store replies, or its deadline passes
             logger.warning("the load of %s ignores its cancellation; left behind at shut-down", flight.op)
 
     def _next_steps(self) -> list[asyncio.Future[None]]:
@@ -835,8 +842,8 @@ class Scoreboard:
         for flight in self._up:
             if flight.task is not None:
                 steps.append(flight.task)
-            elif flight.is_looking:
-                steps.append(flight.looked())
+            elif flight.is_reading:
+                steps.append(flight.direct_read_done())
         return steps
 
     def disown(self) -> None:
