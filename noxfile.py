@@ -3,6 +3,8 @@
 A session runs on the Python that runs nox; `nox -s tests -P 3.12 3.13` runs it on others.
 """
 
+from pathlib import Path
+
 import nox
 from nox.command import CommandFailed
 
@@ -16,6 +18,8 @@ PYPROJECT = nox.project.load_toml("pyproject.toml")
 # Wheels only, because building these packages takes a Rust or C toolchain.
 PREBUILT = ("--prefer-binary", "--only-binary=cachebox,theine-core,pendulum,orjson,zstandard")
 CODE = ("src", "demo_api", "locustfiles", "benchmarks", "tests", "noxfile.py")
+WORKFLOWS = (".github/workflows/ci.yml", ".github/workflows/release.yml")
+SHOW = "import stampede_guard as it; print(it.__file__, 'compiled' if it.is_compiled else 'pure')"
 
 
 def group(name: str) -> list[str]:
@@ -43,13 +47,15 @@ def tests(session: nox.Session) -> None:
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Check style, format and layers; `nox -s lint -- fix` applies the automatic fixes."""
+    """Check style, format, layers and workflows; `nox -s lint -- fix` applies the automatic fixes."""
     session.install("--no-deps", "-e", ".")
     session.install(*group("lint"))
     fixes = session.posargs == ["fix"]
     session.run("ruff", "check", *(["--fix"] if fixes else []), *CODE)
     session.run("ruff", "format", *([] if fixes else ["--check"]), *CODE)
     session.run("lint-imports")
+    session.run("check-jsonschema", "--builtin-schema", "vendor.github-workflows", *WORKFLOWS)
+    session.run("zizmor", "--offline", "--quiet", *WORKFLOWS)
 
 
 @nox.session
@@ -107,6 +113,23 @@ def growth(session: nox.Session) -> None:
     is_route = session.posargs[:1] == ["route"]
     module, arguments = ("profile_route", session.posargs[1:]) if is_route else ("growth", session.posargs)
     session.run("python", "-m", f"benchmarks.{module}", *arguments)
+
+
+@nox.session
+def dist(session: nox.Session) -> None:
+    """Build the sdist and a wheel for this machine, check them, and import each from an environment of its own."""
+    session.install(*group("dist"))
+    folder = Path(session.create_tmp())
+    for old in folder.glob("stampede_guard-*"):
+        old.unlink()
+    session.run("python", "-m", "build", "--outdir", str(folder))
+    built = sorted(map(str, folder.glob("stampede_guard-*")))
+    session.run("twine", "check", "--strict", *built)
+    for path in built:
+        session.run("python", "-m", "venv", "--clear", str(folder / "venv"))
+        python = str(folder / "venv/bin/python")
+        session.run(python, "-m", "pip", "install", "--quiet", path, external=True)
+        session.run(python, "-I", "-c", SHOW, external=True)
 
 
 def install_peers(session: nox.Session) -> None:

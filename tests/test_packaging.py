@@ -1,8 +1,10 @@
-"""What is shipped: the public names, the type marker, the version, and nothing else."""
+"""What is shipped: the public names, the type marker, the version, and nothing else; and what it is checked with."""
 
+import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from importlib.metadata import metadata, version
 from inspect import isclass, isfunction, ismodule
 from pathlib import Path
@@ -14,6 +16,34 @@ import stampede_guard
 from stampede_guard import errors
 
 ROOT = Path(__file__).parent.parent
+WORKFLOWS = ROOT / ".github/workflows"
+
+
+class Recorder:
+    """A session of nox that notes what it is to install and to run."""
+
+    posargs = ()
+
+    def __init__(self) -> None:
+        self.installed: list[str] = []
+        self.commands: list[str] = []
+
+    def install(self, *words: str) -> None:
+        self.installed += words
+
+    def run(self, *words: str) -> None:
+        self.commands.append(" ".join(words))
+
+
+@pytest.fixture
+def lint(monkeypatch: pytest.MonkeyPatch) -> Recorder:
+    """Return what `nox -s lint` installs and runs."""
+    monkeypatch.chdir(ROOT)
+    import noxfile  # noqa: PLC0415  # it reads pyproject.toml where it stands
+
+    recorder = Recorder()
+    noxfile.lint(recorder)
+    return recorder
 
 
 @pytest.fixture(scope="module")
@@ -78,3 +108,36 @@ def test_core_needs_two_packages() -> None:
     required = [line for line in metadata("stampede-guard").get_all("Requires-Dist", []) if "extra ==" not in line]
 
     assert [requirement.partition(">")[0] for requirement in sorted(required)] == ["cachetools", "msgspec"]
+
+
+def test_hooks_before_a_commit_are_those_of_lint(lint: Recorder) -> None:
+    """The hooks run the commands of `nox -s lint`, in its order, with the versions that it installs."""
+    hooks = (ROOT / ".pre-commit-config.yaml").read_text()
+    pins = re.findall(r'additional_dependencies: \["(.+)"\]', hooks)
+
+    assert lint.commands == re.findall(r"entry: (?:env PYTHONPATH=src )?(.+)", hooks)
+    assert {*lint.installed} - {"--no-deps", "-e", "."} == {*pins}
+    assert [pin for pin in pins if "==" not in pin] == []
+
+
+def test_every_workflow_is_linted(lint: Recorder) -> None:
+    """`nox -s lint` looks at each workflow of the hosted CI."""
+    checks = [command for command in lint.commands if command.startswith(("check-jsonschema", "zizmor"))]
+    workflows = [str(path.relative_to(ROOT)) for path in WORKFLOWS.iterdir()]
+
+    assert len(checks) == 2
+    assert [path for path in workflows if not all(path in check for check in checks)] == []
+
+
+def test_supported_pythons_are_tested_and_released() -> None:
+    """The classifiers name the Pythons that `.ci/run` tests, that hosted CI installs, and that wheels are built for."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    classifiers = project["project"]["classifiers"]
+    supported = {word for line in classifiers if (word := line.rpartition(" :: ")[2]).startswith("3.")}
+    in_script = re.search(r"for version in ([\d. ]+);", (ROOT / ".ci/run").read_text())
+    hosted = re.search(r"python-version: \|\n((?: +3\.\d+\n)+)", (WORKFLOWS / "ci.yml").read_text())
+
+    assert in_script is not None
+    assert hosted is not None
+    assert supported == {*in_script[1].split()} == {*hosted[1].split()}
+    assert [f"cp{each.replace('.', '')}-*" for each in sorted(supported)] == project["tool"]["cibuildwheel"]["build"]
