@@ -14,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 ROOMS = ("src", "docs", "demo_api", "locustfiles")
-PAGES_AND_SCRIPTS = ("README.md", "CONTRIBUTING.md", "noxfile.py")
+PAGES_AND_SCRIPTS = ("README.md", "CONTRIBUTING.md", "RELEASING.md", "SECURITY.md", "noxfile.py")
 
 # Files and folders for which the rules are not in force yet; an empty tuple puts them in force everywhere.
 PENDING: tuple[str, ...] = ("src/stampede_guard", "docs", "README.md")
