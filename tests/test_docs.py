@@ -8,6 +8,7 @@ import gc
 import inspect
 import re
 import sys
+import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import fields
 from pathlib import Path
@@ -36,6 +37,7 @@ from stampede_guard.stores.redis import RedisStore
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
+OUTSIDE = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "RELEASING.md", "SECURITY.md")]
 DOCUMENTED_URL = re.compile(r"redis://localhost:6379(/0)?")  # what readers see; the test's own server takes its place
 
 parse_blocks = PythonCodeBlockParser()
@@ -77,7 +79,7 @@ def test_every_block_runs(page: Path, module: ModuleType, store_url: str) -> Non
         example.evaluate()
 
 
-@pytest.mark.parametrize("page", [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *PAGES], ids=name_of)
+@pytest.mark.parametrize("page", [*OUTSIDE, *PAGES], ids=name_of)
 def test_no_block_escapes(page: Path) -> None:
     """Each block names a language that is run, or one that is not Python."""
     opened = re.findall(r"^ *```(.*)$", page.read_text(), re.MULTILINE)[::2]
@@ -194,6 +196,40 @@ def test_messages_are_those_of_the_code() -> None:
 
     assert shown is not None
     assert shown[1] in (DOCS / "reference/redis-keys.md").read_text()
+
+
+def test_every_room_is_described() -> None:
+    """CONTRIBUTING has a row for each layer of the package, in the order of the layers."""
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    layers = next(contract["layers"] for contract in contracts if contract["type"] == "layers")
+    table = (ROOT / "CONTRIBUTING.md").read_text().partition("| room | holds |\n")[2].partition("\n\n")[0]
+
+    assert [room for layer in layers for room in layer.split(" | ")] == re.findall(
+        r"^\| `(\w+)` \|", table, re.MULTILINE
+    )
+
+
+def test_every_file_of_the_first_hour_exists() -> None:
+    """The modules that CONTRIBUTING tells newcomers to read are there."""
+    first_hour = (ROOT / "CONTRIBUTING.md").read_text().partition("## The first hour\n")[2].partition("\n## ")[0]
+    modules = re.findall(r"`([\w/]+\.py)`", first_hour)
+
+    assert modules
+    assert [path for path in modules if not (ROOT / "src/stampede_guard" / path).is_file()] == []
+
+
+@pytest.mark.parametrize("page", OUTSIDE, ids=name_of)
+def test_links_from_outside_the_docs_lead_somewhere(page: Path) -> None:
+    """Each relative link of a page that mkdocs does not check names a file, and a heading of it."""
+    lost = []
+    for path, anchor in re.findall(r"\]\((?!https?:)([^)#]*)#?([^)]*)\)", page.read_text()):
+        target = ROOT / path if path else page
+        titles = re.findall(r"^#+ (.+)$", target.read_text(), re.MULTILINE) if anchor and target.is_file() else []
+        anchors = {re.sub(r"[^\w -]", "", title).lower().replace(" ", "-") for title in titles}
+        if not target.is_file() or (anchor and anchor not in anchors):
+            lost.append(f"{path}#{anchor}")
+
+    assert lost == []
 
 
 def test_every_session_is_described() -> None:
