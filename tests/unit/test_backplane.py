@@ -245,10 +245,11 @@ async def test_replicas_may_not_have_heard(has_replicas: bool, ear: Ear) -> None
     assert [has_replicas, has_replicas, False] == [ear.tier.recent.has_any((key,)) for key in keys]
 
 
-async def test_everything_is_recent_when_everything_was_invalidated(ear: Ear) -> None:
-    """So is everything, when everything was."""
+@pytest.mark.parametrize("payload", [Message("c", THERE, "").pack(), b"?"], ids=["all", "unknown"])
+async def test_everything_is_recent_when_everything_was_invalidated(payload: bytes, ear: Ear) -> None:
+    """Everything is recent when everything was invalidated, or something that cannot be read."""
     ear.clock.advance(5)
-    ear.say("c")
+    ear.server.publish(payload)
     await ear.heard("everything")
 
     assert ear.tier.recent.has_any(("anything",))

@@ -481,6 +481,19 @@ async def test_replica_is_not_asked_for_what_was_invalidated_lately(what: str, b
     assert ["acquire", "read_replica", "acquire"] == beside.store.asked
 
 
+async def test_replica_is_not_asked_for_what_was_confirmed_lately(beside: Process, server: Server) -> None:
+    """The store confirms an invalidation long after the request: a replica may lag behind the confirmation."""
+    beside.store.error = OSError("down")
+    assert not await beside.invalidate()
+    server.clock.advance(5)
+    beside.store.error = None
+    await beside.tier.settle_all()
+    beside.store.asked.clear()
+    await beside.lease().ask(as_it_is)
+
+    assert ["acquire"] == beside.store.asked
+
+
 async def test_replica_is_not_asked_for_what_was_stored_lately(beside: Process, server: Server) -> None:
     """For some seconds a replica may have the value that a fill has replaced; another process's is as good as ever."""
     lease = beside.lease()

@@ -148,11 +148,9 @@ class Backplane:
             logger.info("the bus is heard again")
         self._is_up = True
         self._was_tried.set()
-        self._tier.recent.note_all()
-        self._audience.hear_cleared()  # whatever was said before, nobody heard
+        self._miss_a_message()
         self._echoes.clear()  # of the last subscription: what it missed, this one has not heard either
         self._trust(asked_at)  # the confirmation is an echo of the request
-        self._wake_all()
 
     def _end(self, reason: str) -> None:
         if self._is_up is not False:
@@ -177,8 +175,8 @@ class Backplane:
             self._audience.hear_touched(payload)
             return
         message = unpack(payload)
-        if message is None:  # a newer version's, perhaps about something that we hold
-            self._audience.hear_cleared()
+        if message is None:  # of a newer release
+            self._miss_a_message()
             return
         if message.sender != self._instance:
             self._take(message)
@@ -207,6 +205,12 @@ class Backplane:
         elif message.kind == "c":
             self._tier.recent.note_all()
             self._audience.hear_cleared()
+
+    def _miss_a_message(self) -> None:
+        """Act on a message that may have been about anything."""
+        self._tier.recent.note_all()
+        self._audience.hear_cleared()
+        self._wake_all()
 
     def _note(self, key_of: Callable[[str], str], subject: str) -> None:
         if self._tier.store.has_replicas:  # who may not have heard of it

@@ -140,6 +140,7 @@ class Tier:
             await self.asking.ask("invalidate", self.store.node_of(key), send, counters, is_forced=is_forced)
             if generation == self.store.generation:  # else it may be lost with the server that confirmed it
                 self.pending.confirm(waiting)
+                self.recent.note(key)  # a replica may lag behind the confirmation
                 return
 
     async def _try_to_settle(self, key: str) -> bool:
