@@ -153,7 +153,7 @@ WORDS = {0.25: "a quarter of a second", 1: "a second", 3: "three seconds", 5: "f
 
 FACTS = [
     ("explanation/backplane.md", f"for {WORDS[backplane._TRUST]} from the time at which the last echo"),
-    ("explanation/backplane.md", f"hears up to {backplane._AT_ONCE} messages"),
+    ("explanation/backplane.md", f"hears up to {backplane._MESSAGES_IN_A_ROW} messages"),
     ("explanation/backplane.md", "come after {0:g} s, then {2:g}, up to {1:g} s".format(*backplane._PAUSES, 0.2)),
     ("explanation/backplane.md", f"remembers up to {unconfirmed._LIMIT:,} that wait"),
     ("explanation/backplane.md", f"For {WORDS[unconfirmed._MEMORY]} after the confirmation"),

@@ -46,7 +46,7 @@ class Change(NamedTuple):
 
 
 class LoopState:
-    """One event loop's part of a guard; the audience of its backplane.
+    """One event loop's part of a guard; the listener of its backplane.
 
     Attributes:
         loop: Weak reference to the loop.
@@ -92,7 +92,7 @@ class LoopState:
         self.backplane: Backplane | None = None
         self.tracking: Tracking | None = None
         if tier is not None and "tracking" in tier.capabilities:
-            self.tracking = Tracking(tier, memory, self.hear_invalidated, self.hear_cleared)
+            self.tracking = Tracking(tier, memory, self.on_invalidated, self.on_cleared)
         self.limits = limits
         self.depth = 0
         self.news: dict[Change, None] = {}
@@ -143,32 +143,32 @@ class LoopState:
             return tier.send(tier.invalidation(change.subject, change.version))
         return tier.send(tier.tag_invalidation(change.subject))
 
-    def hear_invalidated(self, op: str) -> None:
-        """Take note that *op* was invalidated elsewhere: loads under way lose the right to be remembered."""
+    def on_invalidated(self, op: str) -> None:
+        """Forget *op*, which another process invalidated; loads of it that are under way are not stored."""
         self.epochs.bump(op)
         self.forget(op)
 
-    def hear_tag_invalidated(self, tag: str) -> None:
-        """Take note that everything with *tag* was."""
+    def on_tag_invalidated(self, tag: str) -> None:
+        """Do so for every op that has *tag*."""
         self.epochs.bump_tag(tag)
         self.forget_tagged(tag)
 
-    def hear_cleared(self) -> None:
-        """Take note that everything was, or may have been."""
+    def on_cleared(self) -> None:
+        """Do so for every op, as everything was invalidated, or may have been."""
         self.epochs.bump_all()
         self.forget_all()
 
-    def hear_touched(self, touched: KeysChanged) -> None:
-        """Take note that the server saw keys change, through us or others."""
+    def on_keys_changed(self, changed: KeysChanged) -> None:
+        """Check the entries of keys that some client has written or deleted."""
         if self.tracking is not None:
-            self.tracking.hear(touched)
+            self.tracking.on_keys_changed(changed)
 
-    def hear_sound(self, trusted_until: float) -> None:
-        """Take note that all is heard in time: trust the bus until that instant."""
+    def on_alive(self, trusted_until: float) -> None:
+        """Trust the bus until that instant."""
         self.memory.trust(trusted_until)
 
-    def hear_nothing(self) -> None:
-        """Take note that the bus is not."""
+    def on_lost(self) -> None:
+        """The bus connection is lost: forget what L1 holds."""
         self.memory.distrust()
         _doubt_flights(self.epochs, self.board)
 

@@ -232,7 +232,7 @@ class StoredLoad(LocalLoad):
         started_at = loop.time()
         longest = operation.policy.load_timeout or _WAIT
         polls = _polls()
-        with backplane.expecting(flight.op) as word:
+        with backplane.expecting(flight.op) as wake_up:
             # Asked again at once: the word may have come between the first answer and now.
             while (answer := await lease.ask(operation.decode)) == "wait":
                 # A load with a slot waits for this one. The other may queue for a slot that is held by a load which
@@ -241,7 +241,7 @@ class StoredLoad(LocalLoad):
                 left = started_at + patience - loop.time()
                 if left <= 0:
                     break
-                await word.heard(min(next(polls), max(lease.left, _POLLS[0] / 2), left))
+                await wake_up.wait(min(next(polls), max(lease.left, _POLLS[0] / 2), left))
         return answer
 
     async def _load_afresh(self, flight: Flight[Any]) -> tuple[Any, float | None, bool]:

@@ -48,7 +48,7 @@ async def admin(admin_url: str) -> AsyncIterator[Redis]:
 @pytest.fixture
 def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let no guard do anything by itself: neither heartbeats nor repetitions get in between."""
-    monkeypatch.setattr(backplane, "_BEAT", 3600.0)
+    monkeypatch.setattr(backplane, "_ECHO_PERIOD", 3600.0)
 
 
 @pytest.fixture

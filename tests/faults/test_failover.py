@@ -83,7 +83,7 @@ def certain(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def fast_beats(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a second pass in a twentieth."""
-    monkeypatch.setattr(backplane, "_BEAT", 0.05)
+    monkeypatch.setattr(backplane, "_ECHO_PERIOD", 0.05)
 
 
 def patient(url: str) -> Guard:

@@ -263,7 +263,7 @@ async def test_unconfirmed_invalidation_is_repeated_when_nobody_asks(
     wire: Wire, namespace: str, admin: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The other processes do not have to wait until this one is asked for the op again."""
-    monkeypatch.setattr(backplane, "_BEAT", 0.05)
+    monkeypatch.setattr(backplane, "_ECHO_PERIOD", 0.05)
     menu = Menu()
     async with Guard(wire.url, namespace=namespace, deadline=5, connect_timeout=5) as guard:
         await ask(guard, menu)

@@ -20,8 +20,8 @@ Said = Callable[[], list[str]]
 BOUND = 15.0  # seconds: far above any deadline here, on a machine that is busy with many other things
 GONE = "Redis does not answer ({}); going on without it, probing again and again"
 BACK = "Redis answers again"
-DEAF = "the bus is not heard ({}); until it is, nothing is remembered for longer than a second"
-HEARD = "the bus is heard again"
+DEAF = "the bus connection is lost ({}); until it is back, L1 keeps values for a second at most"
+HEARD = "the bus connection is back"
 
 pytestmark = pytest.mark.usefixtures("quiet")
 
@@ -201,7 +201,7 @@ async def test_server_that_is_back_is_found_though_nobody_asks(
     valkey: ValkeyServer, said: Said, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The heartbeats notice that the server is gone and that it is back, and the bus is taken up again."""
-    monkeypatch.setattr(backplane, "_BEAT", 0.05)
+    monkeypatch.setattr(backplane, "_ECHO_PERIOD", 0.05)
     async with Guard(valkey.url, deadline=0.05, connect_timeout=0.1, clock=ManualClock()) as guard:
         await ask(guard)
         valkey.kill()
@@ -220,7 +220,7 @@ async def test_server_that_hangs_is_told_by_its_silence(
     valkey: ValkeyServer, said: Said, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A frozen server closes no connection: the bus counts as lost when even our own heartbeats are not heard."""
-    monkeypatch.setattr(backplane, "_BEAT", 0.05)
+    monkeypatch.setattr(backplane, "_ECHO_PERIOD", 0.05)
     monkeypatch.setattr(backplane, "_TRUST", 0.2)
     async with Guard(valkey.url, deadline=0.05, connect_timeout=0.1, clock=ManualClock()) as guard:
         await guard.fetch("menu-7", load, ttl=60, l2_ttl=60, returns=str)

@@ -22,7 +22,7 @@ Said = Callable[[], list[str]]
 
 GONE = "Redis does not answer ({}); going on without it, probing again and again"
 BACK = "Redis answers again"
-DEAF = "the bus is not heard ({}); until it is, nothing is remembered for longer than a second"
+DEAF = "the bus connection is lost ({}); until it is back, L1 keeps values for a second at most"
 
 pytestmark = pytest.mark.usefixtures("quiet")
 

@@ -84,17 +84,17 @@ def is_up(guard: Guard) -> bool:
 
 def is_expecting(guard: Guard, op: str) -> bool:
     """Whether a flight of *guard* waits for another's load of *op*."""
-    return op in backplane_of(guard)._waiting
+    return op in backplane_of(guard)._wake_ups
 
 
 async def caught_up(guard: Guard, admin: Redis) -> None:
     """Say a word on the bus, and wait until *guard* has dealt with it, and so with whatever was said before."""
     backplane = backplane_of(guard)
     op = uuid4().hex
-    with backplane.expecting(op) as word:
+    with backplane.expecting(op) as wake_up:
         await admin.publish(tier_of(guard).store.channel, f"w{op}")
         async with asyncio.timeout(10):
-            await word._event.wait()
+            await wake_up._event.wait()
 
 
 async def echoed(guard: Guard) -> None:

@@ -36,8 +36,8 @@ Invalidate = Callable[..., Awaitable[None]]
 
 OP = "menu-7"
 TAG = "menus"
-SILENT = "the bus is not heard ({}); until it is, nothing is remembered for longer than a second"
-HEARD = "the bus is heard again"
+SILENT = "the bus connection is lost ({}); until it is back, L1 keeps values for a second at most"
+HEARD = "the bus connection is back"
 
 
 async def by_op(guard: Guard, **options: Any) -> None:
@@ -140,7 +140,7 @@ def said(caplog: pytest.LogCaptureFixture) -> Said:
 @pytest.fixture
 def no_beats(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let nobody say a word of their own accord."""
-    monkeypatch.setattr(backplane, "_BEAT", 600.0)
+    monkeypatch.setattr(backplane, "_ECHO_PERIOD", 600.0)
 
 
 @pytest.fixture
@@ -152,7 +152,7 @@ def no_return(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def fast_beats(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a second pass in a twentieth."""
-    monkeypatch.setattr(backplane, "_BEAT", 0.05)
+    monkeypatch.setattr(backplane, "_ECHO_PERIOD", 0.05)
     monkeypatch.setattr(backplane, "_TRUST", 0.15)
 
 
@@ -474,14 +474,14 @@ async def test_databases_have_a_bus_each(valkey: ValkeyServer) -> None:
 def seconds_of(guard: Guard) -> list[object]:
     """Return the list that grows by one with each second of the upkeep of *guard*."""
     tier = tier_of(guard)
-    settle_all = tier.settle_all
+    repeat_invalidations = tier.repeat_invalidations
     seconds: list[object] = []
 
     async def note(*args: Any) -> None:
         seconds.append(args)
-        await settle_all(*args)
+        await repeat_invalidations(*args)
 
-    tier.settle_all = note  # type: ignore[assignment, method-assign]
+    tier.repeat_invalidations = note  # type: ignore[assignment, method-assign]
     return seconds
 
 
@@ -581,7 +581,7 @@ async def test_gap_alone_repeats_nothing(make_guard: MakeGuard, admin: Redis, ke
         await admin.set(f"{key}:v", "not touched")
         await cut(admin, guard)
         await until(lambda: is_up(guard), "the bus to be back")
-        await tier_of(guard).settle_all()
+        await tier_of(guard).repeat_invalidations()
 
         assert await admin.exists(f"{key}:v")
         assert tier_of(guard).pending.all() == []
@@ -749,6 +749,6 @@ async def test_pending_version_is_not_forgotten(store: Instrumented, namespace: 
         for version in (7, 3, None):
             await guard.invalidate(OP, version=version, wait=False)
         store.fails = False
-        await tier_of(guard).settle_all()
+        await tier_of(guard).repeat_invalidations()
 
     assert await admin.get(f"{key}:g") == b"7"

@@ -73,7 +73,7 @@ async def meter(
     redis_url: str, namespace: str, admin: Redis, unasked: None, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Meter]:
     """Return guards that say no word of their own accord, connected, with scripts and marks in place."""
-    monkeypatch.setattr(backplane, "_BEAT", 600.0)
+    monkeypatch.setattr(backplane, "_ECHO_PERIOD", 600.0)
     monkeypatch.setattr(operation, "_LEASES", (60.0, 60.0))
     monkeypatch.setattr(_path, "_POLLS", (60.0, 60.0))
     await load_scripts(admin)
@@ -273,7 +273,7 @@ async def test_scripts_that_the_server_has_forgotten(meter: Meter, admin: Redis)
 
 async def test_echo(meter: Meter) -> None:
     """An echo is one command."""
-    cost = await meter.cost(lambda: tier_of(meter.guard).echo(b"word", backplane._UNCOUNTED))
+    cost = await meter.cost(lambda: tier_of(meter.guard).echo(b"word"))
 
     assert (1, ["PUBLISH"], {"publish": 1}) == cost
 

@@ -121,7 +121,7 @@ async def test_one_load_for_all_guards(make_guard: MakeGuard, admin: Redis, key:
         kitchen.gate.open()
         answers = await asyncio.gather(*calls)
 
-        assert [{}] * 5 == [backplane_of(guard)._waiting for guard in guards]
+        assert [{}] * 5 == [backplane_of(guard)._wake_ups for guard in guards]
     stats = [guard.stats() for guard in guards]
 
     assert {"soup 1"} == {*answers}

@@ -29,7 +29,7 @@ async def pair(make_guard: MakeGuard) -> AsyncIterator[Pair]:
 @pytest.fixture
 def no_beats(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let nobody say a word of their own accord."""
-    monkeypatch.setattr(backplane, "_BEAT", 600.0)
+    monkeypatch.setattr(backplane, "_ECHO_PERIOD", 600.0)
 
 
 async def ask(guard: Guard, answer: str, op: str = "menu-7", *tags: str, **options: Any) -> str:

@@ -179,6 +179,6 @@ def test_i13_a_refresh_leaves_nothing_older(
                 await shop.finish()
         return shop.wrong
 
-    patches = patch.object(backplane_module, "_BEAT", 3_600.0), patch.object(course_module, "_polls", no_pauses)
+    patches = patch.object(backplane_module, "_ECHO_PERIOD", 3_600.0), patch.object(course_module, "_polls", no_pauses)
     with patches[0], patches[1]:
         assert [] == make_loop().run_until_complete(act())

@@ -17,7 +17,7 @@ Said = Callable[[], list[str]]
 
 HERE, THERE = "h" * 22, "t" * 22
 NEVER = 3_600.0  # seconds
-WARNING = "the bus is not heard ({}); until it is, nothing is remembered for longer than a second"
+WARNING = "the bus connection is lost ({}); until it is back, L1 keeps values for a second at most"
 
 
 class BusListener:
@@ -27,23 +27,23 @@ class BusListener:
         self.heard: list[str] = []
         self.trusted_until = 0.0
 
-    def hear_invalidated(self, op: str) -> None:
+    def on_invalidated(self, op: str) -> None:
         self.heard.append(f"op {op}")
 
-    def hear_tag_invalidated(self, tag: str) -> None:
+    def on_tag_invalidated(self, tag: str) -> None:
         self.heard.append(f"tag {tag}")
 
-    def hear_cleared(self) -> None:
+    def on_cleared(self) -> None:
         self.heard.append("everything")
 
-    def hear_touched(self, touched: KeysChanged) -> None:
+    def on_keys_changed(self, touched: KeysChanged) -> None:
         self.heard.append(f"touched {touched.keys}")
 
-    def hear_sound(self, trusted_until: float) -> None:
+    def on_alive(self, trusted_until: float) -> None:
         self.heard.append("sound")
         self.trusted_until = trusted_until
 
-    def hear_nothing(self) -> None:
+    def on_lost(self) -> None:
         self.heard.append("nothing")
 
     @property
@@ -83,7 +83,7 @@ class Ear:
 @pytest.fixture(autouse=True)
 def _at_their_own_pace(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let nothing happen by itself, and no pause take long."""
-    monkeypatch.setattr(backplane, "_BEAT", NEVER)
+    monkeypatch.setattr(backplane, "_ECHO_PERIOD", NEVER)
     monkeypatch.setattr(backplane, "_PAUSES", (0.0, 0.0))
 
 
@@ -257,7 +257,7 @@ async def test_everything_is_recent_when_everything_was_invalidated(payload: byt
 
 async def test_slow_listener_lets_others_go_on(ear: Ear, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who has very much to hear hears some of it at a time."""
-    monkeypatch.setattr(backplane, "_AT_ONCE", 10)
+    monkeypatch.setattr(backplane, "_MESSAGES_IN_A_ROW", 10)
     for number in range(100):
         ear.say("i", f"menu-{number}")
     most = before = 0
@@ -274,8 +274,8 @@ async def test_slow_listener_lets_others_go_on(ear: Ear, monkeypatch: pytest.Mon
 
 async def woken_by(ear: Ear, say: Callable[[], None]) -> bool:
     """Return whether somebody who waits for the end of a load of menu-7 is woken."""
-    with ear.backplane.expecting("menu-7") as word:
-        waiting = asyncio.create_task(word.heard(NEVER))
+    with ear.backplane.expecting("menu-7") as wake_up:
+        waiting = asyncio.create_task(wake_up.wait(NEVER))
         await asyncio.sleep(0)
         ear.audience.heard.clear()
         say()
@@ -310,7 +310,7 @@ async def test_wake_ups(is_woken: bool, message: Message, ear: Ear) -> None:  # 
 
 @pytest.mark.parametrize("comes_back", [True, False])
 async def test_gap_wakes_everybody(comes_back: bool, ear: Ear) -> None:  # noqa: FBT001
-    """When the bus breaks, and when it is back, whoever waits looks again: the word may have been lost."""
+    """When the bus breaks, and when it is back, whoever waits looks again: the wake-up may have been lost."""
     ear.store.deaf = None if comes_back else OSError("down")
 
     assert await woken_by(ear, ear.server.cut)
@@ -318,9 +318,9 @@ async def test_gap_wakes_everybody(comes_back: bool, ear: Ear) -> None:  # noqa:
 
 async def test_beginning_wakes_everybody(fresh: Ear) -> None:
     """Who began to wait before there was a bus looks again when there is one."""
-    with fresh.backplane.expecting("menu-7") as word:
+    with fresh.backplane.expecting("menu-7") as wake_up:
         await fresh.backplane.open(10)
-        await word.heard(NEVER)
+        await wake_up.wait(NEVER)
 
 
 async def test_everybody_who_waits_is_woken(ear: Ear) -> None:
@@ -328,20 +328,20 @@ async def test_everybody_who_waits_is_woken(ear: Ear) -> None:
     with ear.backplane.expecting("menu-7") as first:
         with ear.backplane.expecting("menu-7") as second:
             ear.server.publish(woken("menu-7").pack())
-            await first.heard(NEVER)
-            await second.heard(NEVER)
+            await first.wait(NEVER)
+            await second.wait(NEVER)
         ear.server.publish(woken("menu-7").pack())
-        await first.heard(NEVER)
+        await first.wait(NEVER)
 
-    assert {} == ear.backplane._waiting
+    assert {} == ear.backplane._wake_ups
 
 
 async def test_word_that_came_before_anybody_waited(ear: Ear) -> None:
     """A word that is said while its flight is busy asking is heard when it waits next, once."""
-    with ear.backplane.expecting("menu-7") as word:
-        word.say()
-        await word.heard(NEVER)
-        await word.heard(0.001)
+    with ear.backplane.expecting("menu-7") as wake_up:
+        wake_up.set()
+        await wake_up.wait(NEVER)
+        await wake_up.wait(0.001)
 
 
 # Gaps and silence
@@ -355,7 +355,7 @@ async def test_gap(ear: Ear, said: Said) -> None:
     await ear.heard("nothing", "everything")
     assert ear.clock() + 3 == ear.audience.trusted_until
     assert ear.tier.recent.has_any(("anything",))
-    assert [WARNING.format("ConnectionResetError"), "the bus is heard again"] == said()
+    assert [WARNING.format("ConnectionResetError"), "the bus connection is back"] == said()
 
 
 async def test_long_gap(ear: Ear, said: Said) -> None:
@@ -368,7 +368,7 @@ async def test_long_gap(ear: Ear, said: Said) -> None:
     await eventually(lambda: "everything" in ear.audience.news)
 
     assert ["nothing"] == while_deaf
-    assert [WARNING.format("ConnectionError"), "the bus is heard again"] == said()
+    assert [WARNING.format("ConnectionError"), "the bus connection is back"] == said()
 
 
 async def test_bus_that_is_not_there(said: Said) -> None:
@@ -412,7 +412,7 @@ async def test_closing(ear: Ear) -> None:
 
 async def test_beats(fresh: Ear, monkeypatch: pytest.MonkeyPatch) -> None:
     """An echo is sent each second, and heard, beside all other messages; it reaches no other process."""
-    monkeypatch.setattr(backplane, "_BEAT", 0.001)
+    monkeypatch.setattr(backplane, "_ECHO_PERIOD", 0.001)
     await fresh.backplane.open(10)
     fresh.audience.heard.clear()
     await eventually(lambda: len(fresh.audience.heard) >= 3)
@@ -424,14 +424,14 @@ async def test_beats(fresh: Ear, monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_beats_go_on_while_the_store_is_told(fresh: Ear, monkeypatch: pytest.MonkeyPatch) -> None:
     """What waits for the store's confirmation, however much and for how long, keeps no echo back."""
-    monkeypatch.setattr(backplane, "_BEAT", 0.0)
+    monkeypatch.setattr(backplane, "_ECHO_PERIOD", 0.0)
     hanging: list[asyncio.Future[None]] = []
 
-    async def settle_all() -> None:
+    async def repeat_invalidations() -> None:
         hanging.append(asyncio.get_running_loop().create_future())
         await hanging[-1]
 
-    monkeypatch.setattr(fresh.tier, "settle_all", settle_all)
+    monkeypatch.setattr(fresh.tier, "repeat_invalidations", repeat_invalidations)
     await fresh.backplane.open(10)
     await eventually(lambda: hanging and len(fresh.store.echoes) > 3)
 
@@ -440,20 +440,20 @@ async def test_beats_go_on_while_the_store_is_told(fresh: Ear, monkeypatch: pyte
 
 async def test_another_primary(fresh: Ear, monkeypatch: pytest.MonkeyPatch, said: Said) -> None:
     """When the bus is to be heard elsewhere, the old connection is given up, though it is alive."""
-    monkeypatch.setattr(backplane, "_BEAT", 0.0)
+    monkeypatch.setattr(backplane, "_ECHO_PERIOD", 0.0)
     await fresh.backplane.open(10)
     await fresh.heard("nothing", "everything")
     monkeypatch.setattr(fresh.store, "name", "another")
 
     await fresh.heard("nothing", "everything")
-    assert [WARNING.format("there is another primary"), "the bus is heard again"] == said()
+    assert [WARNING.format("there is another primary"), "the bus connection is back"] == said()
     assert 1 == len(fresh.server.inboxes)
 
 
 async def test_silence(fresh: Ear, monkeypatch: pytest.MonkeyPatch, said: Said) -> None:
     """A connection on which not even our own words come back is given up for another one, and that is a gap."""
     fresh.server.is_mute = True
-    monkeypatch.setattr(backplane, "_BEAT", 0.001)
+    monkeypatch.setattr(backplane, "_ECHO_PERIOD", 0.001)
     monkeypatch.setattr(backplane, "_TRUST", 0.002)
     await fresh.backplane.open(10)
     await fresh.heard("nothing", "everything")
@@ -471,7 +471,7 @@ async def test_silence_of_a_bus_that_is_known_to_be_gone(
 ) -> None:
     """Who seeks the bus does not take its silence for another loss."""
     fresh.store.deaf = OSError("down")
-    monkeypatch.setattr(backplane, "_BEAT", 0.0001)
+    monkeypatch.setattr(backplane, "_ECHO_PERIOD", 0.0001)
     monkeypatch.setattr(backplane, "_TRUST", 0.0)
     await fresh.backplane.open(10)
     listener = fresh.backplane._tasks[0]
@@ -483,7 +483,7 @@ async def test_silence_of_a_bus_that_is_known_to_be_gone(
 
 async def test_beat_settles_what_is_pending(fresh: Ear, monkeypatch: pytest.MonkeyPatch) -> None:
     """An invalidation that the store did not confirm is repeated until it does."""
-    monkeypatch.setattr(backplane, "_BEAT", 0.0)
+    monkeypatch.setattr(backplane, "_ECHO_PERIOD", 0.0)
     fresh.tier.announce(fresh.tier.invalidation("menu-7"))
     fresh.store.error = OSError("down")
     await fresh.backplane.open(10)

@@ -152,7 +152,7 @@ class Process:
 @pytest.fixture(autouse=True)
 def _without_beats(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the bus be silent."""
-    monkeypatch.setattr(backplane_module, "_BEAT", 3_600.0)
+    monkeypatch.setattr(backplane_module, "_ECHO_PERIOD", 3_600.0)
 
 
 @pytest.fixture
@@ -302,7 +302,7 @@ async def test_tracked_values() -> None:
         tracking = process.site.tracking
         assert tracking is not None
 
-        assert [(OP, THERE.encode())] == [*tracking._held.values()]
+        assert [(OP, THERE.encode())] == [*tracking._remembered.values()]
 
 
 async def test_what_was_overtaken_while_it_looked_is_not_kept(process: Process) -> None:

@@ -489,13 +489,13 @@ async def test_forget_tagged() -> None:
 @pytest.mark.parametrize(
     ("hear", "left"),
     [
-        (lambda site: site.hear_invalidated("b"), ("a", "a", [True, False])),
-        (lambda site: site.hear_invalidated("c"), ("ab", "ab", [True, True])),
-        (lambda site: site.hear_tag_invalidated("soups"), ("b", "b", [False, True])),
-        (lambda site: site.hear_tag_invalidated("salads"), ("ab", "ab", [True, True])),
-        (lambda site: site.hear_cleared(), ("", "", [False, False])),
-        (lambda site: site.hear_sound(1_003.0), ("ab", "ab", [True, True])),
-        (lambda site: site.hear_nothing(), ("", "", [False, False])),
+        (lambda site: site.on_invalidated("b"), ("a", "a", [True, False])),
+        (lambda site: site.on_invalidated("c"), ("ab", "ab", [True, True])),
+        (lambda site: site.on_tag_invalidated("soups"), ("b", "b", [False, True])),
+        (lambda site: site.on_tag_invalidated("salads"), ("ab", "ab", [True, True])),
+        (lambda site: site.on_cleared(), ("", "", [False, False])),
+        (lambda site: site.on_alive(1_003.0), ("ab", "ab", [True, True])),
+        (lambda site: site.on_lost(), ("", "", [False, False])),
     ],
     ids=["op", "unknown op", "tag", "unknown tag", "everything", "a sound", "nothing"],
 )
@@ -512,7 +512,7 @@ async def test_what_the_server_saw_is_nothing_without_tracking() -> None:
     """A site that tracks nothing does not mind which keys changed."""
     menu = Menu()
 
-    menu.site.hear_touched(KeysChanged(None))
+    menu.site.on_keys_changed(KeysChanged(None))
 
     assert ("ab", "ab", [True, True]) == await menu.left()
 
@@ -520,7 +520,7 @@ async def test_what_the_server_saw_is_nothing_without_tracking() -> None:
 async def test_silence_that_nobody_noticed() -> None:
     """When memory finds that the bus was silent for too long, loads under way may be neither remembered nor joined."""
     menu = Menu()
-    menu.site.hear_sound(1_003.0)
+    menu.site.on_alive(1_003.0)
 
     menu.clock.advance(3)
     menu.memory.get("a")
@@ -532,7 +532,7 @@ async def test_silence_that_a_join_notices() -> None:
     """A caller who would join a load finds out that the trust is over, though memory was not asked for anything."""
     menu = Menu()
     menu.memory.clear()
-    menu.site.hear_sound(1_003.0)
+    menu.site.on_alive(1_003.0)
     before = menu.site.joinable("a") is menu.flights[0]
 
     menu.clock.advance(3)

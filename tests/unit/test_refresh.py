@@ -265,7 +265,7 @@ def server(clock: ManualClock) -> Server:
 @pytest.fixture
 async def fleet(server: Server, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Process, Process]]:
     """Return two processes, of which the first does not store values of more than ten bytes; neither beats."""
-    monkeypatch.setattr(backplane, "_BEAT", 3_600.0)
+    monkeypatch.setattr(backplane, "_ECHO_PERIOD", 3_600.0)
     here, there = Process(server, max_bytes=10), Process(server)
     async with here.guard, there.guard:
         for process in (here, there):
@@ -355,7 +355,7 @@ async def test_refresh_without_an_answer(
     here.store.error = None
     tier = here.guard._site().tier
     assert tier is not None
-    await tier.settle_all()
+    await tier.repeat_invalidations()
     await nothing_old_is_left(fleet, server)
 
 
@@ -365,7 +365,7 @@ async def test_refresh_is_followed_by_nothing_older_after_the_bus_was_lost(fleet
     here.database.gates[0] = Gate()
     refresh = here.refresh()
     await here.database.gates[0].arrivals(1)
-    here.guard._site().hear_cleared()
+    here.guard._site().on_cleared()
     late, acquire = Gate(), here.store.acquire
 
     async def answer_late(*args: Any) -> AcquireResult:
@@ -464,7 +464,7 @@ async def test_refresh_of_an_instances_own(fleet: tuple[Process, Process]) -> No
 
 async def test_shut_down_before_the_invalidation_is_confirmed(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who refreshes gets the value, though the guard is left before the store has said anything: it is heard out."""
-    monkeypatch.setattr(backplane, "_BEAT", 3_600.0)
+    monkeypatch.setattr(backplane, "_ECHO_PERIOD", 3_600.0)
     here = Process(server, max_bytes=1, drain_timeout=0)
     async with here.guard:
         here.database.gates[0] = Gate()

@@ -94,7 +94,7 @@ def _begins(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.fixture(autouse=True)
 def _without_beats(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the bus be silent, unless a test wants it otherwise."""
-    monkeypatch.setattr(backplane_module, "_BEAT", 3_600.0)
+    monkeypatch.setattr(backplane_module, "_ECHO_PERIOD", 3_600.0)
 
 
 @pytest.fixture
@@ -266,7 +266,7 @@ async def test_load_that_takes_too_long_elsewhere(fleet: tuple[Process, Process]
     second = await there.ask(Loader("salad"), load_timeout=0.001)
     load.gate.open()
 
-    assert ("soup 1", "salad 1", {}) == (await first, second, there.guard._site().backplane._waiting)  # type: ignore[union-attr]
+    assert ("soup 1", "salad 1", {}) == (await first, second, there.guard._site().backplane._wake_ups)  # type: ignore[union-attr]
     assert b"soup 1" == server.values[KEY][0][-6:]
 
 
@@ -489,7 +489,7 @@ async def test_unconfirmed_invalidation_is_repeated(
         await here.guard.invalidate(OP)
     still = there.peek()
     here.store.error = None
-    await here.guard._site().tier.settle_all()  # type: ignore[union-attr]
+    await here.guard._site().tier.repeat_invalidations()  # type: ignore[union-attr]
     await eventually(lambda: there.peek() is None)
 
     assert ("soup 1", {}) == (still, server.values)

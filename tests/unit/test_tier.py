@@ -707,10 +707,10 @@ async def test_settling_all(fleet: Fleet) -> None:
     fleet.store.error = OSError("down")
     await fleet.invalidate(*"abcde")
     fleet.store.asked.clear()
-    await fleet.tier.settle_all()
+    await fleet.tier.repeat_invalidations()
     while_down = len(fleet.store.asked)
     fleet.store.error = None
-    await fleet.tier.settle_all()
+    await fleet.tier.repeat_invalidations()
 
     assert (1, 1 + 5) == (while_down, len(fleet.store.asked))
     assert [] == fleet.tier.pending.all()
@@ -719,11 +719,11 @@ async def test_settling_all(fleet: Fleet) -> None:
 async def test_another_server_may_have_lost_what_was_confirmed(fleet: Fleet) -> None:
     """After a change of servers, what was confirmed lately is said again, once."""
     await fleet.invalidate("a", "b")
-    await fleet.tier.settle_all()
+    await fleet.tier.repeat_invalidations()
     before = len(fleet.store.asked)
     fleet.store.generation += 1
     for _ in range(2):
-        await fleet.tier.settle_all()
+        await fleet.tier.repeat_invalidations()
 
     assert (2, 4) == (before, len(fleet.store.asked))
 
@@ -744,9 +744,9 @@ async def test_server_that_changes_while_it_confirms(fleet: Fleet) -> None:
 async def test_echo(fleet: Fleet) -> None:
     """An echo is sent even when the breaker is open, and whether it was is told."""
     fleet.tier.asking.breaker("Leasing").trip("OSError")
-    said = [await fleet.tier.echo(b"word", fleet.counters)]
+    said = [await fleet.tier.echo(b"word")]
     fleet.store.error = OSError("down")
-    said.append(await fleet.tier.echo(b"word", fleet.counters))
+    said.append(await fleet.tier.echo(b"word"))
 
     assert ([True, False], ["echo", "echo"]) == (said, fleet.store.asked)
 
@@ -757,11 +757,11 @@ async def test_who_stored_it(fleet: Fleet) -> None:
     await lease.ask(lambda payload: (payload,))
     await lease.fill(b"soup", 60, None, lambda: True)
     key = f"{fleet.tier.key(OP)}:v"
-    found = await fleet.tier.stored_by(key, fleet.counters), await fleet.tier.stored_by("nothing", fleet.counters)
+    found = await fleet.tier.stored_by(key), await fleet.tier.stored_by("nothing")
     fleet.store.error = OSError("down")
 
     assert ((lease.stored_by,), ()) == found
-    assert await fleet.tier.stored_by(key, fleet.counters) == ()
+    assert await fleet.tier.stored_by(key) == ()
 
 
 async def test_each_node_has_a_breaker(fleet: Fleet) -> None:
@@ -789,7 +789,7 @@ async def test_upkeep_that_is_over_at_once(fleet: Fleet) -> None:
     async def nothing() -> None: ...
 
     loop.set_task_factory(at_once)
-    fleet.tier.look_after(nothing())
+    fleet.tier.run_upkeep(nothing())
     loop.set_task_factory(factory)
 
     assert set() == fleet.tier.upkeep
@@ -798,7 +798,7 @@ async def test_upkeep_that_is_over_at_once(fleet: Fleet) -> None:
 async def test_closing_waits_for_upkeep(fleet: Fleet, pause: Pause) -> None:
     """What was begun is ended before the connections are closed."""
     gate = Gate()
-    fleet.tier.look_after(gate.passage())
+    fleet.tier.run_upkeep(gate.passage())
     await pause()
     closing = asyncio.create_task(fleet.tier.aclose())
     await pause()

@@ -50,7 +50,7 @@ class Rig:
 
     async def rest(self) -> None:
         """Let everything that was begun end; forget what was asked."""
-        await eventually(lambda: not self.tracking._looking)
+        await eventually(lambda: not self.tracking._is_checking)
         self.looks = self.store.asked.count("stored by")
         self.store.asked.clear()
 
@@ -61,7 +61,7 @@ class Rig:
 
     async def touch(self, *ops: str) -> None:
         """Let the server tell that *ops* were touched, and everything come to rest."""
-        self.tracking.hear(KeysChanged(tuple(f"{self.tier.key(op)}:v" for op in ops)))
+        self.tracking.on_keys_changed(KeysChanged(tuple(f"{self.tier.key(op)}:v" for op in ops)))
         await self.rest()
 
 
@@ -124,15 +124,15 @@ async def test_what_is_not_held(rig: Rig) -> None:
 
     await rig.touch("a", "b")
 
-    assert ([], 0, {}) == (rig.forgotten, rig.looks, rig.tracking._held)
+    assert ([], 0, {}) == (rig.forgotten, rig.looks, rig.tracking._remembered)
 
 
 async def test_anything_may_have_changed(rig: Rig) -> None:
     """When the server lost count, everything is forgotten."""
     await rig.remember("a")
-    rig.tracking.hear(KeysChanged(None))
+    rig.tracking.on_keys_changed(KeysChanged(None))
 
-    assert (["all"], {}) == (rig.forgotten, rig.tracking._held)
+    assert (["all"], {}) == (rig.forgotten, rig.tracking._remembered)
 
 
 async def test_one_look_at_a_time(rig: Rig, pause: Pause) -> None:
@@ -141,14 +141,14 @@ async def test_one_look_at_a_time(rig: Rig, pause: Pause) -> None:
         await rig.remember(op)
         rig.put(op, THEIRS)
     gate = rig.store.gate = Gate()
-    rig.tracking.hear(KeysChanged(("sg1:{menus:a}:v",)))
+    rig.tracking.on_keys_changed(KeysChanged(("sg1:{menus:a}:v",)))
     await gate.arrivals(1)
     for _ in range(3):
-        rig.tracking.hear(KeysChanged(("sg1:{menus:b}:v",)))
+        rig.tracking.on_keys_changed(KeysChanged(("sg1:{menus:b}:v",)))
     await pause()
     at_once = gate.arrived, len(rig.tier.upkeep)
     gate.open()
-    await eventually(lambda: not rig.tracking._looking)
+    await eventually(lambda: not rig.tracking._is_checking)
 
     assert ((1, 1), ["a", "b"]) == (at_once, rig.forgotten)
 
@@ -157,7 +157,7 @@ async def test_remembered_anew_while_it_is_looked_at(rig: Rig) -> None:
     """What was remembered after the look began is not judged by it."""
     await rig.remember("a")
     gate = rig.store.gate = Gate()
-    rig.tracking.hear(KeysChanged(("sg1:{menus:a}:v",)))
+    rig.tracking.on_keys_changed(KeysChanged(("sg1:{menus:a}:v",)))
     await gate.arrivals(1)
     rig.put("a", THEIRS)
     rig.note("a", THEIRS)
@@ -172,7 +172,7 @@ async def test_what_has_left_memory_is_let_go(rig: Rig) -> None:
     for number in range(100):
         await rig.remember(f"menu-{number}")
 
-    assert len(rig.tracking._held) <= 7
+    assert len(rig.tracking._remembered) <= 7
 
 
 # In a guard
@@ -181,7 +181,7 @@ async def test_what_has_left_memory_is_let_go(rig: Rig) -> None:
 @pytest.fixture
 async def guards(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Guard, Server]]:
     """Return a guard whose store tells what changes, and the server."""
-    monkeypatch.setattr(backplane_module, "_BEAT", 3_600.0)
+    monkeypatch.setattr(backplane_module, "_ECHO_PERIOD", 3_600.0)
     server = Server(ManualClock())
     async with Guard(lambda: TrackedStore(server), clock=server.clock) as guard:
         yield guard, server
@@ -202,7 +202,7 @@ async def test_guard_forgets_what_was_written_past_it(guards: tuple[Guard, Serve
     server.inboxes[0].queue.put_nowait(KeysChanged(("sg1:{default:a}:v", "sg1:{default:b}:v")))
     await eventually(lambda: guard.peek("a") is None)
     tracking = guard._site().tracking
-    await eventually(lambda: not tracking._looking)  # type: ignore[union-attr]
+    await eventually(lambda: not tracking._is_checking)  # type: ignore[union-attr]
     await asyncio.sleep(0)
 
     assert guard.peek("b") is not None

@@ -1,1 +1,1 @@
-"""What the processes of a cluster tell each other."""
+"""The bus between the processes of a cluster."""

@@ -1,9 +1,10 @@
-"""The backplane: what other processes invalidated and loaded, as one event loop hears it.
+"""The backplane: receives what other processes invalidated and loaded.
 
-Messages can be lost or late: the connection breaks, the server drops a slow listener, a link in between hangs or
-queues. So every gap counts as "everything may have changed". And each process sends itself an echo over the bus each
-second. When an echo is heard, everything that was said before it was sent has been heard too, so L1 trusts the bus
-for three seconds from then. No other message earns trust: it may have been on its way for long.
+Messages can be lost or late: the connection breaks, the server drops a slow subscriber, a link in between hangs or
+queues. So every gap counts as "everything may have changed". To tell a dead connection from an idle bus, each process
+sends an echo to itself over the bus each second. When an echo arrives, all that was published before it was sent has
+arrived too, so L1 trusts the bus for three seconds from then. No other message earns trust: it may have been on its
+way for long.
 """
 
 import asyncio
@@ -15,54 +16,54 @@ from typing import Protocol
 
 from .._l2.messages import Message, unpack
 from .._l2.tier import Tier
-from .._stats import Counters
 from .._tokens import new_token
 from ..stores import Echo, KeysChanged
 
 logger = logging.getLogger("stampede_guard")
 
-_BEAT = 1.0  # seconds from echo to echo
-_TRUST = 3.0  # seconds from when an echo was sent: two may be lost
-_PAUSES = (0.1, 2.0)  # seconds between attempts to connect, first and longest
-_AT_ONCE = 256  # messages heard before others on the event loop have their turn
-
-_UNCOUNTED = Counters()  # for upkeep, which is nobody's call
+# All in seconds. Trust counts from the time at which an echo was sent, so two echoes may be lost.
+_ECHO_PERIOD = 1.0
+_TRUST = 3.0
+# Seconds between attempts to connect: the first pause and the longest.
+_PAUSES = (0.1, 2.0)
+# Messages that are handled before other tasks of the event loop have their turn.
+_MESSAGES_IN_A_ROW = 256
 
 
 class BusListener(Protocol):
-    """Who is told."""
+    """Receives the events of a backplane."""
 
-    def hear_invalidated(self, op: str) -> None:
-        """Take note that *op* was invalidated elsewhere."""
+    def on_invalidated(self, op: str) -> None:
+        """Handle the invalidation of *op* by another process."""
 
-    def hear_tag_invalidated(self, tag: str) -> None:
-        """Take note that everything with *tag* was."""
+    def on_tag_invalidated(self, tag: str) -> None:
+        """Handle the invalidation of *tag*."""
 
-    def hear_cleared(self) -> None:
-        """Take note that everything was, or may have been."""
+    def on_cleared(self) -> None:
+        """Handle the invalidation of everything; also called when messages may have been lost."""
 
-    def hear_touched(self, touched: KeysChanged) -> None:
-        """Take note that the server saw keys change, through us or others."""
+    def on_keys_changed(self, changed: KeysChanged) -> None:
+        """Handle the server's notice that keys were written or deleted, by any client."""
 
-    def hear_sound(self, trusted_until: float) -> None:
-        """Take note that all is heard in time: trust the bus until that instant."""
+    def on_alive(self, trusted_until: float) -> None:
+        """Trust the bus until that instant."""
 
-    def hear_nothing(self) -> None:
-        """Take note that the bus is not."""
+    def on_lost(self) -> None:
+        """Handle the loss of the bus connection."""
 
 
 class WakeUp:
-    """What one flight waits for: that the load of its op is over somewhere."""
+    """An event that one flight waits for: a load of its op has ended somewhere."""
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
 
-    def say(self) -> None:
-        """Wake who waits."""
+    def set(self) -> None:
+        """Wake the flight."""
         self._event.set()
 
-    async def heard(self, timeout: float) -> None:  # noqa: ASYNC109  # in silence, polling goes on
-        """Wait for the word, at most *timeout* seconds."""
+    async def wait(self, timeout: float) -> None:  # noqa: ASYNC109  # a timeout is no error: the caller polls
+        """Wait until it is set, at most *timeout* seconds; clear it."""
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout):
                 await self._event.wait()
@@ -70,33 +71,36 @@ class WakeUp:
 
 
 class Backplane:
-    """One event loop's ear on the bus.
+    """One event loop's subscription to the bus.
 
     Args:
-        tier: How to get there.
-        instance: Whose messages are our own, and already known.
-        audience: Who is told.
+        tier: The L2 whose bus it is.
+        instance: Sender of this event loop's own messages, which are skipped.
+        listener: Receives the events.
         clock: Monotonic seconds.
     """
 
-    def __init__(self, tier: Tier, instance: str, audience: BusListener, clock: Callable[[], float]) -> None:
+    def __init__(self, tier: Tier, instance: str, listener: BusListener, clock: Callable[[], float]) -> None:
         self._tier = tier
         self._instance = instance
-        self._audience = audience
+        self._listener = listener
         self._clock = clock
-        self._waiting: dict[str, set[WakeUp]] = {}
+        self._wake_ups: dict[str, set[WakeUp]] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._was_tried = asyncio.Event()
-        self._echoes: dict[bytes, float] = {}  # those under way, by their words: when each was sent
-        self._silent = 0.0  # seconds since an echo was heard in time
+        # When each echo that is under way was sent, by its payload.
+        self._echoes: dict[bytes, float] = {}
+        # Seconds since an echo arrived in time.
+        self._silence = 0.0
         self._is_up: bool | None = None
-        self._node = ""  # where the bus is heard
+        # Name of the server of the subscription.
+        self._node = ""
 
-    async def open(self, timeout: float) -> None:  # noqa: ASYNC109  # going on without the bus is no error
-        """Begin to listen; wait at most *timeout* seconds until it is so, or cannot be now."""
-        self._audience.hear_nothing()
+    async def open(self, timeout: float) -> None:  # noqa: ASYNC109  # a timeout is no error: the bus may come later
+        """Begin to listen; wait at most *timeout* seconds until the first attempt has succeeded or failed."""
+        self._listener.on_lost()
         loop = asyncio.get_running_loop()
-        upkeep = {"listen": self._listen, "beat": self._beat, "settle": self._settle}
+        upkeep = {"listen": self._listen, "echo": self._send_echoes, "repeat": self._repeat_invalidations}
         self._tasks = [loop.create_task(run(), name=name) for name, run in upkeep.items()]
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout):
@@ -112,16 +116,16 @@ class Backplane:
 
     @contextmanager
     def expecting(self, op: str) -> Generator[WakeUp]:
-        """Listen for the end of the load of *op* while the block runs."""
-        word = WakeUp()
-        self._waiting.setdefault(op, set()).add(word)
+        """Register a wake-up for *op* while the block runs."""
+        wake_up = WakeUp()
+        self._wake_ups.setdefault(op, set()).add(wake_up)
         try:
-            yield word
+            yield wake_up
         finally:
-            words = self._waiting[op]
-            words.discard(word)
-            if not words:
-                del self._waiting[op]
+            others = self._wake_ups[op]
+            others.discard(wake_up)
+            if not others:
+                del self._wake_ups[op]
 
     async def _listen(self) -> None:
         pause = _PAUSES[0]
@@ -130,130 +134,135 @@ class Backplane:
                 self._node = self._tier.bus_node
                 asked_at = self._clock()
                 async with self._tier.listen() as subscription:
-                    self._begin(asked_at)
+                    self._on_connected(asked_at)
                     pause = _PAUSES[0]
-                    heard = 0
+                    count = 0
                     while True:
-                        self._hear(await subscription.next())
-                        heard += 1
-                        if heard % _AT_ONCE == 0:
+                        self._handle(await subscription.next())
+                        count += 1
+                        if count % _MESSAGES_IN_A_ROW == 0:
                             await asyncio.sleep(0)
             except Exception as error:  # noqa: BLE001  # drivers raise more than they document
-                self._end(type(error).__name__)
+                self._on_disconnected(type(error).__name__)
             await asyncio.sleep(pause * (1 - random() / 2))  # noqa: S311  # no secret
             pause = min(2 * pause, _PAUSES[1])
 
-    def _begin(self, asked_at: float) -> None:
+    def _on_connected(self, asked_at: float) -> None:
         if self._is_up is False:
-            logger.info("the bus is heard again")
+            logger.info("the bus connection is back")
         self._is_up = True
         self._was_tried.set()
-        self._miss_a_message()
-        self._echoes.clear()  # of the last subscription: what it missed, this one has not heard either
-        self._trust(asked_at)  # the confirmation is an echo of the request
+        # Messages were published before, and echoes sent, that this subscription has not received.
+        self._on_gap()
+        self._echoes.clear()
+        # The confirmation is an echo of the request to subscribe.
+        self._trust(asked_at)
 
-    def _end(self, reason: str) -> None:
+    def _on_disconnected(self, reason: str) -> None:
         if self._is_up is not False:
             logger.warning(
-                "the bus is not heard (%s); until it is, nothing is remembered for longer than a second", reason
+                "the bus connection is lost (%s); until it is back, L1 keeps values for a second at most", reason
             )
-            self._audience.hear_nothing()  # once: what is remembered after that knows that it was not told of anything
+            # Once is enough: values that L1 gets from now on have the short life of those without a bus.
+            self._listener.on_lost()
         self._is_up = False
         self._was_tried.set()
         self._wake_all()
 
     def _trust(self, sent_at: float) -> None:
-        """Take note that everything that was said before *sent_at* has been heard."""
-        self._silent = 0.0
-        self._audience.hear_sound(sent_at + _TRUST)
+        """Note that all that was published before *sent_at* has arrived."""
+        self._silence = 0.0
+        self._listener.on_alive(sent_at + _TRUST)
 
-    def _hear(self, payload: bytes | KeysChanged | Echo) -> None:
-        if isinstance(payload, Echo):
-            self._hear_echo(payload.payload)
+    def _handle(self, received: bytes | KeysChanged | Echo) -> None:
+        if isinstance(received, Echo):
+            self._on_echo(received.payload)
             return
-        if isinstance(payload, KeysChanged):
-            self._audience.hear_touched(payload)
+        if isinstance(received, KeysChanged):
+            self._listener.on_keys_changed(received)
             return
-        message = unpack(payload)
+        message = unpack(received)
         if message is None:  # of a newer release
-            self._miss_a_message()
+            self._on_gap()
             return
         if message.sender != self._instance:
-            self._take(message)
-        # Whoever waits for a load that was overtaken may load: our own flights too, if the word is our own.
+            self._invalidate(message)
+        # A flight whose load was overtaken may load now: this process's own flights too, after its own message.
         if message.kind in ("w", "i"):
             self._wake(message.subject)
         else:
             self._wake_all()
 
-    def _hear_echo(self, word: bytes) -> None:
-        """Trust the bus for as long as the time at which *word* was sent allows; another's word says nothing."""
-        sent_at = self._echoes.get(word)
+    def _on_echo(self, payload: bytes) -> None:
+        """Trust the bus for as long as the time at which the echo was sent allows."""
+        sent_at = self._echoes.get(payload)
         if sent_at is None or self._clock() >= sent_at + _TRUST:
             return
-        # One that was sent earlier, and is heard later by way of another node, must not shorten the trust.
+        # An echo that was sent earlier, and arrives later by way of another node, must not shorten the trust.
         self._echoes = {other: at for other, at in self._echoes.items() if at > sent_at}
         self._trust(sent_at)
 
-    def _take(self, message: Message) -> None:
+    def _invalidate(self, message: Message) -> None:
         if message.kind == "i":
-            self._note(self._tier.key, message.subject)
-            self._audience.hear_invalidated(message.subject)
+            self._note_recent(self._tier.key(message.subject))
+            self._listener.on_invalidated(message.subject)
         elif message.kind == "t":
-            self._note(self._tier.tag_key, message.subject)
-            self._audience.hear_tag_invalidated(message.subject)
+            self._note_recent(self._tier.tag_key(message.subject))
+            self._listener.on_tag_invalidated(message.subject)
         elif message.kind == "c":
             self._tier.recent.note_all()
-            self._audience.hear_cleared()
+            self._listener.on_cleared()
 
-    def _miss_a_message(self) -> None:
-        """Act on a message that may have been about anything."""
+    def _on_gap(self) -> None:
+        """Handle the loss of a message, which may have been about anything."""
         self._tier.recent.note_all()
-        self._audience.hear_cleared()
+        self._listener.on_cleared()
         self._wake_all()
 
-    def _note(self, key_of: Callable[[str], str], subject: str) -> None:
-        if self._tier.store.has_replicas:  # who may not have heard of it
-            self._tier.recent.note(key_of(subject))
+    def _note_recent(self, key: str) -> None:
+        # Replicas may lag behind the message.
+        if self._tier.store.has_replicas:
+            self._tier.recent.note(key)
 
     def _wake(self, op: str) -> None:
-        for word in self._waiting.get(op, ()):
-            word.say()
+        for wake_up in self._wake_ups.get(op, ()):
+            wake_up.set()
 
     def _wake_all(self) -> None:
-        for op in self._waiting:
+        for op in self._wake_ups:
             self._wake(op)
 
-    async def _beat(self) -> None:
-        """Send an echo each second; listen anew where none comes back in time."""
+    async def _send_echoes(self) -> None:
+        """Send an echo each second; subscribe again if none comes back in time."""
         while True:
             pause = _pause()
             await asyncio.sleep(pause)
-            self._silent += pause  # not the time that has passed: this process may have been stuck
+            # Not the time that has passed, because this process may have been suspended.
+            self._silence += pause
             await self._send_echo()
-            if self._is_up and (self._silent >= _TRUST or self._tier.bus_node != self._node):
-                # A connection that says nothing may be dead without knowing, and one that is late queues ever more;
-                # and there may be another primary.
-                await self._listen_anew("silence" if self._silent >= _TRUST else "there is another primary")
+            # A silent connection may be dead without an error, and a late one gets later. Or the primary has changed.
+            if self._is_up and (self._silence >= _TRUST or self._tier.bus_node != self._node):
+                await self._resubscribe("silence" if self._silence >= _TRUST else "there is another primary")
 
     async def _send_echo(self) -> None:
-        word, now = new_token().encode(), self._clock()
+        payload, now = new_token().encode(), self._clock()
         self._echoes = {each: at for each, at in self._echoes.items() if now < at + _TRUST}
-        self._echoes[word] = now
-        await self._tier.echo(word, _UNCOUNTED)
+        self._echoes[payload] = now
+        await self._tier.echo(payload)
 
-    async def _settle(self) -> None:
-        """Try again each second what the store has not confirmed; apart from the echoes, since it may take longer."""
+    async def _repeat_invalidations(self) -> None:
+        """Repeat unconfirmed invalidations each second; in a task of its own, as it may take longer than an echo."""
         while True:
             await asyncio.sleep(_pause())
-            await self._tier.settle_all()
+            await self._tier.repeat_invalidations()
 
-    async def _listen_anew(self, reason: str) -> None:
+    async def _resubscribe(self, reason: str) -> None:
         self._tasks[0].cancel()
         await asyncio.wait(self._tasks[:1])
-        self._end(reason)
+        self._on_disconnected(reason)
         self._tasks[0] = asyncio.get_running_loop().create_task(self._listen(), name="listen")
 
 
 def _pause() -> float:
-    return _BEAT * (1 - random() / 4)  # noqa: S311  # no secret; the fleet must not beat in time
+    # Random, so that the processes of a fleet do not send at the same time.
+    return _ECHO_PERIOD * (1 - random() / 4)  # noqa: S311  # no secret

@@ -1,8 +1,8 @@
-"""Key tracking: what others write or delete in Redis without telling the bus.
+"""Key tracking: checks L1 after other clients write or delete keys.
 
-The server says which keys were touched, by whom it does not say: our own fills are among them. So an op that
-is in L1 and was touched is looked at again: what stands in the store is still what was remembered, or else
-it is forgotten.
+The server names the keys that were written or deleted, but not the client: this library's own fills are among them.
+So the tracker reads back each changed key that is in L1. If the store still has the value that L1 got, L1 keeps it;
+otherwise L1 forgets it.
 """
 
 from collections.abc import Callable
@@ -10,10 +10,7 @@ from typing import NamedTuple
 
 from .._l2.tier import Tier
 from .._memory.l1 import Memory
-from .._stats import Counters
 from ..stores import KeysChanged
-
-_UNCOUNTED = Counters()  # for upkeep, which is nobody's call
 
 
 class _Remembered(NamedTuple):
@@ -22,13 +19,13 @@ class _Remembered(NamedTuple):
 
 
 class Tracking:
-    """What one event loop's L1 holds, by key.
+    """The entries of one event loop's L1, by key in the store.
 
     Args:
-        tier: Whom to ask.
+        tier: The L2 that they came from.
         memory: The L1.
-        forget: Called with an op that is not any more what was remembered.
-        forget_all: Called when anything may have changed.
+        forget: Called with an op whose value in the store has changed.
+        forget_all: Called when any value may have changed.
     """
 
     def __init__(
@@ -38,43 +35,44 @@ class Tracking:
         self._memory = memory
         self._forget = forget
         self._forget_all = forget_all
-        self._held: dict[str, _Remembered] = {}
-        self._touched: set[str] = set()
-        self._looking = False
+        self._remembered: dict[str, _Remembered] = {}
+        self._changed: set[str] = set()
+        self._is_checking = False
 
     def remember(self, op: str, token: bytes) -> None:
-        """Note that L1 got *op*, as the flight with *token* had stored it."""
-        if len(self._held) > 2 * self._memory.maxsize:
-            self._held = {key: held for key, held in self._held.items() if held.op in self._memory}
+        """Note that L1 got *op*, with the value that the flight with *token* stored."""
+        if len(self._remembered) > 2 * self._memory.maxsize:
+            self._remembered = {key: each for key, each in self._remembered.items() if each.op in self._memory}
         key = f"{self._tier.key(op)}:v"
-        self._held[key] = _Remembered(op, token)
-        self._examine({key})  # it may have been touched before we held it
+        self._remembered[key] = _Remembered(op, token)
+        # It may have changed between the read and now.
+        self._check({key})
 
-    def hear(self, touched: KeysChanged) -> None:
-        """Have a look at what was *touched*, if it is held."""
-        if touched.keys is None:
-            self._held.clear()
+    def on_keys_changed(self, changed: KeysChanged) -> None:
+        """Check the entries of the keys that have *changed*."""
+        if changed.keys is None:
+            self._remembered.clear()
             self._forget_all()
             return
-        self._examine(self._held.keys() & set(touched.keys))
+        self._check(self._remembered.keys() & set(changed.keys))
 
-    def _examine(self, keys: set[str]) -> None:
-        self._touched |= keys
-        if self._touched and not self._looking:
-            self._looking = True
-            self._tier.look_after(self._look())
+    def _check(self, keys: set[str]) -> None:
+        self._changed |= keys
+        if self._changed and not self._is_checking:
+            self._is_checking = True
+            self._tier.run_upkeep(self._check_changed())
 
-    async def _look(self) -> None:
+    async def _check_changed(self) -> None:
         try:
-            while self._touched:
-                key = self._touched.pop()
-                held = self._held.get(key)
-                if held is None or held.op not in self._memory:
-                    self._held.pop(key, None)
+            while self._changed:
+                key = self._changed.pop()
+                remembered = self._remembered.get(key)
+                if remembered is None or remembered.op not in self._memory:
+                    self._remembered.pop(key, None)
                     continue
-                tokens = await self._tier.stored_by(key, _UNCOUNTED)
-                if held.token not in tokens and self._held.get(key) is held:
-                    del self._held[key]
-                    self._forget(held.op)
+                tokens = await self._tier.stored_by(key)
+                if remembered.token not in tokens and self._remembered.get(key) is remembered:
+                    del self._remembered[key]
+                    self._forget(remembered.op)
         finally:
-            self._looking = False
+            self._is_checking = False

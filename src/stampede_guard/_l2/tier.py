@@ -64,7 +64,7 @@ class Tier:
         self._generation = self.store.generation
         self.upkeep: set[asyncio.Task[None]] = set()
         self._sender = InvalidationSender(self.store, self.asking, self._try_to_settle, self.upkeep)
-        self.leases = LeaseKeeper(self.store, self.asking, clock, self.look_after)
+        self.leases = LeaseKeeper(self.store, self.asking, clock, self.run_upkeep)
 
     @property
     def capabilities(self) -> frozenset[str]:
@@ -159,24 +159,25 @@ class Tier:
                         return True
         return True
 
-    async def settle_all(self) -> None:
+    async def repeat_invalidations(self) -> None:
         """Try again what is pending."""
         for confirmation in [self._sender.send(each.key) for each in self.pending.all()]:
             await confirmation.wait()
 
-    async def echo(self, word: bytes, counters: Counters) -> bool:
-        """Send an echo, even when the breaker is open: that is how we find out that the store is back."""
+    async def echo(self, payload: bytes) -> bool:
+        """Send an echo, even when the breaker is open: its answer shows that the store is back."""
         node = self.store.node_of(self.store.channel)
         try:
-            await self.asking.ask("publish", node, partial(self.store.echo, word), counters, is_forced=True)
+            await self.asking.ask("publish", node, partial(self.store.echo, payload), _UNCOUNTED, is_forced=True)
         except StoreUnavailable:
             return False
         return True
 
-    async def stored_by(self, key: str, counters: Counters) -> tuple[bytes, ...]:
-        """Return the tokens of the flights that stored what stands under *key*; none if the store does not say."""
+    async def stored_by(self, key: str) -> tuple[bytes, ...]:
+        """Return the tokens of the flights that stored the values under *key*; none if the store does not answer."""
+        ask = partial(self.store.stored_by, key)
         try:
-            return await self.asking.ask("read", self.store.node_of(key), partial(self.store.stored_by, key), counters)
+            return await self.asking.ask("read", self.store.node_of(key), ask, _UNCOUNTED)
         except StoreUnavailable:
             return ()
 
@@ -189,7 +190,7 @@ class Tier:
         """Open the bus."""
         return self.store.listen()
 
-    def look_after(self, upkeep: Coroutine[None, None, None]) -> None:
+    def run_upkeep(self, upkeep: Coroutine[None, None, None]) -> None:
         """Run *upkeep*, which is bounded by the store's deadlines, in a task of its own; closing waits for it."""
         task = asyncio.get_running_loop().create_task(upkeep, name="upkeep of leases")
         if not task.done():
