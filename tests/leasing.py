@@ -9,7 +9,7 @@ from typing import cast
 from stampede_guard._codecs.fingerprint import NO_FINGERPRINT
 from stampede_guard._tokens import new_token
 from stampede_guard.stores import AcquireResult, Echo, KeysChanged, PendingAcquire, Stored, Subscription
-from stampede_guard.stores._envelope import offers, tokens_of
+from stampede_guard.stores._envelope import may_have_usable, tokens_of
 from stampede_guard.testing import Gate, ManualClock
 
 
@@ -167,7 +167,7 @@ class LeasingDouble:
         server, now = self.server, self.server.clock()
         marks = tuple(server.marks.setdefault(tag, b"mark-%06d" % len(server.marks)) for tag in tags)
         envelope, until = server.values.get(key, (b"", 0.0))
-        if reject != b"*" and now < until and offers(envelope, -1, fingerprint, reject):
+        if reject != b"*" and now < until and may_have_usable(envelope, -1, fingerprint, reject):
             return AcquireResult("hit", Stored(envelope, until - now), marks=marks)
         held = server.lease_of(key)
         if held is not None and reject != b"*" and held[0] == "!":

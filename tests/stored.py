@@ -3,7 +3,7 @@
 from typing import Any
 
 from stampede_guard._codecs.codec import codec_for
-from stampede_guard._codecs.fingerprint import fingerprint_of, fingerprint_of_codec, with_tags
+from stampede_guard._codecs.fingerprint import describe_codec, fingerprint_of, with_tags
 from stampede_guard._tokens import new_token
 from stampede_guard.stores import LeasingStore, Stored
 from stampede_guard.stores.redis import RedisStore
@@ -11,7 +11,7 @@ from stampede_guard.stores.redis import RedisStore
 
 def fingerprint_for(annotation: Any, *tags: str) -> bytes:
     """Return the fingerprint of an operation's values."""
-    base = fingerprint_of(fingerprint_of_codec(codec_for(annotation), lambda: annotation))
+    base = fingerprint_of(describe_codec(codec_for(annotation), lambda: annotation))
     return with_tags(base, tags) if tags else base
 
 

@@ -12,7 +12,7 @@ from typing import Protocol, Self
 from weakref import WeakValueDictionary
 
 from ._operations.options import version_number
-from .errors import ConfigurationError, InvalidationPending, InvalidKey, unconfirmed
+from .errors import ConfigurationError, InvalidationPending, InvalidKey, invalidation_pending
 
 
 class Transaction(Protocol):
@@ -68,11 +68,11 @@ class SendTag(Protocol):
 class Spelling(Protocol):
     """What knows which ops and tags are meant."""
 
-    def spell_op(self, op: str, values: Mapping[str, object], /) -> str:
+    def resolve_op(self, op: str, values: Mapping[str, object], /) -> str:
         """Return the op that is meant."""
         ...
 
-    def spell_tag(self, tag: str, values: Mapping[str, object], /) -> str:
+    def resolve_tag(self, tag: str, values: Mapping[str, object], /) -> str:
         """Return the tag that is meant."""
         ...
 
@@ -164,7 +164,7 @@ class AfterCommit:
         """
         collected = self._checked("op", op)
         if self._spelling is not None:
-            op = self._spelling.spell_op(op, values)
+            op = self._spelling.resolve_op(op, values)
         if version is not None:
             self._check_able("versions", op)
             try:
@@ -185,7 +185,7 @@ class AfterCommit:
         """
         collected = self._checked("tag", tag)
         if self._spelling is not None:
-            tag = self._spelling.spell_tag(tag, values)
+            tag = self._spelling.resolve_tag(tag, values)
         self._check_able("tags", tag)
         collected.add_tag(self._send_tag, tag)
 
@@ -321,4 +321,4 @@ def _raise_failures(tasks: list[asyncio.Task[None]]) -> None:
     if len(pending) == 1:
         raise pending[0]
     if pending:
-        raise unconfirmed(names, len(tasks), "committed, but ")
+        raise invalidation_pending(names, len(tasks), "committed, but ")

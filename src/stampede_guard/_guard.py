@@ -24,8 +24,7 @@ from ._bus.backplane import Backplane
 from ._codecs.codec import Codec
 from ._flights.limiter import Limiters
 from ._flights.scoreboard import Flight, wait_all
-from ._keys.canonical import LONG, shortened
-from ._keys.spec import KeySpec
+from ._keys.spec import MAX_OP_LENGTH, KeySpec, shortened
 from ._keys.tags import BuildTags, check_tags
 from ._l2.lease import Lease
 from ._l2.sender import Confirmation
@@ -42,7 +41,7 @@ from ._path import LocalLoad, StoredLoad
 from ._speed.front import ArgumentCache
 from ._stats import Counters, Stats, total
 from ._tokens import new_token
-from .errors import ConfigurationError, GuardClosed, InvalidKey, unconfirmed
+from .errors import ConfigurationError, GuardClosed, InvalidKey, invalidation_pending
 from .stores import LeasingStore, Store
 
 T = TypeVar("T")
@@ -185,15 +184,15 @@ class Guard:
             held = site.memory.get(op)  # 1
             if held is not None:
                 counters.l1_hits += 1
-                if front is not None and len(op) < LONG and held.value.__class__ is not Isolated:
-                    site.memory.show(front, shown, held)
+                if front is not None and len(op) < MAX_OP_LENGTH and held.value.__class__ is not Isolated:
+                    site.memory.note_in(front, shown, held)
                 return held.value
             shares = (self._enabled and self._rollout >= 1) or self._shares(op)
             flight = site.joinable(op) if shares else None  # 2; a site's are all of its loop
             if flight is not None:
                 counters.joins += 1
-                if flights_by_arguments is not None and flight.shown is None and len(op) < LONG:
-                    site.memory.show(flights_by_arguments, shown, flight.show())
+                if flights_by_arguments is not None and flight.shown is None and len(op) < MAX_OP_LENGTH:
+                    site.memory.note_in(flights_by_arguments, shown, flight.show())
                 return flight
             tags = () if build_tags is None else build_tags(*args, **kwargs)
             return self._launch(site, operation, op, partial(function, *args, **kwargs), tags, is_private=not shares)
@@ -317,14 +316,14 @@ class Guard:
     ) -> Flight[Any]:
         running = self._overtake(site, op) if is_refresh else None
         # The epoch is taken here, before anything is read: what begins after the launch overtakes it.
-        epoch, generation = self._epochs.of(op, tags), operation.lineage.generation
+        epoch, generation = self._epochs.current(op, tags), operation.lineage.generation
         course: LocalLoad
         if operation.policy.l2_ttl is None:
             course, direct_read = LocalLoad(self._sites, site, operation, load, epoch, is_private), None
         else:
             course = direct_read = StoredLoad(self._sites, site, operation, load, epoch, is_private)
             tier = cast("Tier", site.tier)  # no l2_ttl without a store
-            lives, fingerprint = (operation.lease_length, operation.longest_life), operation.fingerprint(tags)
+            lives, fingerprint = (operation.lease_length, operation.max_l2_ttl), operation.fingerprint(tags)
             direct_read.lease = Lease(tier, op, tags, *lives, operation.counters, fingerprint)
         flight = site.board.launch(
             op,
@@ -389,7 +388,7 @@ class Guard:
         if tags:
             check_tags("fetch", tags)
             self._check_able(f"{op}: tags={tags!r}", "tags")
-        written = tuple([self._registry.spell_tag(tag, {}) for tag in tags])
+        written = tuple([self._registry.resolve_tag(tag, {}) for tag in tags])
         return await self.call(operation, op, load, (), {}, (lambda: written) if written else None)
 
     def _fetching(self, name: str, options: Options, returns: Any, codec: Codec | None) -> Operation:
@@ -410,7 +409,7 @@ class Guard:
         if not isinstance(name, str) or not name:
             message = f"name={name!r}: give a string that is not empty"
             raise ConfigurationError(message)
-        return self.add_operation(name, Policy.of(options), codec=codec, annotation=lambda: returns)
+        return self.add_operation(name, Policy.from_options(options), codec=codec, annotation=lambda: returns)
 
     async def refresh(
         self, operation: Operation, op: str, load: Callable[[], Awaitable[T]], tags: Sequence[str] = ()
@@ -456,7 +455,7 @@ class Guard:
             ConfigurationError: *version* is not a whole number from 0 to 2⁵³ - 1.
             InvalidKey: *op* is a template, and *values* are not those of its placeholders.
         """
-        await self.invalidate_op(self._registry.spell_op(op, values), version=version, wait=wait)
+        await self.invalidate_op(self._registry.resolve_op(op, values), version=version, wait=wait)
 
     async def invalidate_op(self, op: str, *, version: int | None = None, wait: bool = True) -> None:
         """Do so for an op that was built, and not spelt out."""
@@ -474,7 +473,7 @@ class Guard:
         sent = [(op, self._announce_op(op)) for op in ops]
         pending = [op for op, confirmation in sent if confirmation is not None and not await confirmation.wait()]
         if pending:
-            raise unconfirmed(pending, len(sent))
+            raise invalidation_pending(pending, len(sent))
 
     async def invalidate_tag(self, tag: str, /, *, wait: bool = True, **values: object) -> None:
         """Forget every op that has *tag*, everywhere; however many there are, that is one operation of the store.
@@ -492,7 +491,7 @@ class Guard:
             ConfigurationError: the store has no tags.
             InvalidKey: *tag* is not a string, or empty, or a template whose placeholders are not *values*.
         """
-        await self._invalidate_tag(self._registry.spell_tag(tag, values), wait=wait)
+        await self._invalidate_tag(self._registry.resolve_tag(tag, values), wait=wait)
 
     async def _invalidate_tag(self, tag: str, *, wait: bool) -> None:
         self._check_able(f"tag={tag!r}", "tags")
@@ -552,11 +551,11 @@ class Guard:
     @staticmethod
     async def _confirm(what: str, confirmation: Confirmation | None, *, wait: bool) -> None:
         if wait and confirmation is not None and not await confirmation.wait():
-            raise unconfirmed([what], 1)
+            raise invalidation_pending([what], 1)
 
     def peek(self, op: str, /, **values: object) -> Entry[Any] | None:
         """Return this loop's fresh entry of *op* without loading, counting or waiting; *values* as in `invalidate`."""
-        return self.peek_op(self._registry.spell_op(op, values))
+        return self.peek_op(self._registry.resolve_op(op, values))
 
     def peek_op(self, op: str, operation: Operation | None = None) -> Entry[Any] | None:
         """Do so for an op that was built, and not spelt out; hand it out as *operation* does."""
@@ -697,7 +696,7 @@ async def _check_replaced(refreshes: Mapping[str, Flight[Any]], value: object) -
     sent = [(op, flight.confirmation) for op, flight in refreshes.items()]
     pending = [op for op, confirmation in sent if confirmation is not None and not await confirmation.wait()]
     if pending:
-        raise unconfirmed(pending, len(sent), "refreshed, but the older value may still be stored: ", value)
+        raise invalidation_pending(pending, len(sent), "refreshed, but the older value may still be stored: ", value)
 
 
 def _checked_namespace(namespace: str) -> str:

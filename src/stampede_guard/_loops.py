@@ -99,7 +99,7 @@ class LoopState:
         self.is_told = False
         self.epochs = epochs
         # Not a method: the memory must not keep its site alive.
-        memory.on_lapse = partial(_doubt_flights, epochs, self.board)
+        memory.on_trust_lost = partial(_doubt_flights, epochs, self.board)
 
     def forget(self, op: str) -> None:
         """Drop *op* from memory, and let its next caller start afresh."""
@@ -175,7 +175,7 @@ class LoopState:
     def joinable(self, op: str) -> Flight[Any] | None:
         """Return the flight of *op* that a caller who comes now may join."""
         flight = self.board.flights.get(op)
-        if flight is None or self.memory.believes(flight.joinable_until):
+        if flight is None or self.memory.may_join(flight.joinable_until):
             return flight
         self.board.forget(op)
         return None
@@ -290,7 +290,7 @@ class LoopStates:
     def disown(self) -> None:
         """Forget the sites of loops that will never run here: this process was forked."""
         for site in self._living():
-            site.memory.leave_fronts()
+            site.memory.release_argument_caches()
         self._open.clear()
         self._last = _nobody
 

@@ -77,7 +77,7 @@ class LocalLoad:
         """Wait until it is the turn of *flight*; the flight before it may store until then."""
         flight.hold()
         await flight.turn()
-        self._epoch = self._site.epochs.of(flight.op, flight.tags)  # nothing has been read yet
+        self._epoch = self._site.epochs.current(flight.op, flight.tags)  # nothing has been read yet
 
     async def _run(self, flight: Flight[Any], load: Callable[[], Awaitable[Any]]) -> Any:
         """Run the loader, when it is its turn, within its budget."""
@@ -103,7 +103,7 @@ class LocalLoad:
 
     def _still_holds(self, flight: Flight[Any]) -> bool:
         """Whether what *flight* has may be stored: it has not ended, and nothing was invalidated since the epoch."""
-        is_latest = self._site.epochs.of(flight.op, flight.tags) == self._epoch and not self._generation.is_over
+        is_latest = self._site.epochs.current(flight.op, flight.tags) == self._epoch and not self._generation.is_over
         return is_latest and not flight.landed
 
     def _keep(self, flight: Flight[Any], kept: object, life: float | None) -> None:

@@ -92,7 +92,9 @@ class InvalidationPending(StampedeGuardError):
         self.pending = tuple(pending)
 
 
-def unconfirmed(pending: Sequence[str], total: int, before: str = "", value: Any = None) -> InvalidationPending:
+def invalidation_pending(
+    pending: Sequence[str], total: int, before: str = "", value: Any = None
+) -> InvalidationPending:
     """Return the error for *pending* of *total* ops and tags; its message names a few of them.
 
     Args:

@@ -53,7 +53,7 @@ class Shop:
         self.stores = [LeasingDouble(self.server) for _ in range(2)]
         self.guards = [Guard(_giving(store), clock=clock, max_bytes=max_bytes) for store in self.stores]
         self._operations = [
-            guard.add_operation("menus", Policy.of({"load_timeout": None, **options}), annotation=lambda: int)
+            guard.add_operation("menus", Policy.from_options({"load_timeout": None, **options}), annotation=lambda: int)
             for guard in self.guards
         ]
         self._gates: list[Gate] = []

@@ -20,8 +20,9 @@ import pytest
 from pydantic import TypeAdapter
 
 from stampede_guard import InvalidKey
-from stampede_guard._keys import canonical as canonical_module
-from stampede_guard._keys.canonical import canonical, class_name, identity, module_name, text_of
+from stampede_guard._keys import names
+from stampede_guard._keys.canonical import canonical, class_name, text_of
+from stampede_guard._keys.names import identity, module_name
 
 
 class Colour(enum.Enum):
@@ -619,22 +620,22 @@ def test_identities_are_never_recycled() -> None:
 def test_identity_does_not_keep_its_object() -> None:
     """Nothing remains of an object that nobody else holds."""
     gc.collect()  # what other tests have left
-    before = len(canonical_module._serials)
+    before = len(names._serials)
     instance = Plain()
     identity(instance)
     del instance
     gc.collect()
 
-    assert before == len(canonical_module._serials)
+    assert before == len(names._serials)
 
 
 def test_identity_survives_a_late_farewell() -> None:
     """The farewell of a dead object leaves the identity of the new tenant of its address alone."""
     tenant = Plain()
     mine = identity(tenant)
-    reference, _ = canonical_module._serials[id(tenant)]
-    canonical_module._forget(id(tenant), canonical_module.weakref.ref(Query))
-    canonical_module._forget(-1, reference)
+    reference, _ = names._serials[id(tenant)]
+    names._forget(id(tenant), names.weakref.ref(Query))
+    names._forget(-1, reference)
 
     assert mine == identity(tenant)
 
@@ -642,7 +643,7 @@ def test_identity_survives_a_late_farewell() -> None:
 def test_identity_of_a_new_tenant_is_new() -> None:
     """An entry left behind under a recycled address is not taken for the new object's."""
     tenant, dead = Plain(), Query("a")
-    canonical_module._serials[id(tenant)] = (canonical_module.weakref.ref(dead), 0)
+    names._serials[id(tenant)] = (names.weakref.ref(dead), 0)
 
     assert identity(tenant) != "~0"
 

@@ -16,7 +16,7 @@ from typing_extensions import TypeAliasType
 from stampede_guard import Codec, ConfigurationError
 from stampede_guard._codecs.codec import codec_for
 from stampede_guard._codecs.fingerprint import NO_FINGERPRINT
-from stampede_guard.stores._envelope import key_digest, offers, seal, token_of, tokens_of, unseal
+from stampede_guard.stores._envelope import key_digest, may_have_usable, seal, token_of, tokens_of, unseal
 
 T = TypeVar("T")
 RestaurantId = NewType("RestaurantId", int)
@@ -424,7 +424,7 @@ OURS, THEIRS = b"our own.", b"others'."
 )
 def test_what_is_worth_opening(envelope: bytes, life: int, unwanted: bytes, expected: bool) -> None:  # noqa: FBT001
     """Of the values in an envelope, one's own is, as long as it lives and has not been seen; garbage is once."""
-    assert expected == offers(envelope, life, OURS, unwanted)
+    assert expected == may_have_usable(envelope, life, OURS, unwanted)
 
 
 def test_digest_of_any_text() -> None:

@@ -8,28 +8,28 @@ def test_epoch_stays_until_bumped() -> None:
     """Two looks at an op without an invalidation in between are equal."""
     epochs = Epochs()
 
-    assert epochs.of("a") == epochs.of("a")
+    assert epochs.current("a") == epochs.current("a")
 
 
 def test_bump_is_one_ops() -> None:
     """An invalidation begins a new epoch of its op, and of no other."""
     epochs = Epochs()
-    before = epochs.of("a"), epochs.of("b")
+    before = epochs.current("a"), epochs.current("b")
 
     epochs.bump("a")
 
-    assert [False, True] == [epochs.of("a") == before[0], epochs.of("b") == before[1]]
+    assert [False, True] == [epochs.current("a") == before[0], epochs.current("b") == before[1]]
 
 
 def test_bump_all_is_everybodys() -> None:
     """`bump_all` begins a new epoch of ops that were invalidated before, and of those that never were."""
     epochs = Epochs()
     epochs.bump("a")
-    before = epochs.of("a"), epochs.of("b")
+    before = epochs.current("a"), epochs.current("b")
 
     epochs.bump_all()
 
-    assert [False, False] == [epochs.of("a") == before[0], epochs.of("b") == before[1]]
+    assert [False, False] == [epochs.current("a") == before[0], epochs.current("b") == before[1]]
 
 
 def test_epochs_never_come_back() -> None:
@@ -38,10 +38,10 @@ def test_epochs_never_come_back() -> None:
 
     for op in "aabcabcddddabca":
         epochs.bump(op)
-        seen.append(epochs.of("a"))
+        seen.append(epochs.current("a"))
         if op == "d":
             epochs.bump_all()
-            seen.append(epochs.of("a"))
+            seen.append(epochs.current("a"))
     changes = [now for now, before in zip(seen, [None, *seen], strict=False) if now != before]
 
     assert len(changes) == len(set(changes))
@@ -52,14 +52,14 @@ def test_epochs_are_bounded() -> None:
     epochs = Epochs(limit=2)
     epochs.bump("a")
     epochs.bump("b")
-    before = epochs.of("a"), epochs.of("z")
+    before = epochs.current("a"), epochs.current("z")
 
     epochs.bump("b")
-    in_place = epochs.of("a"), epochs.of("z")
+    in_place = epochs.current("a"), epochs.current("z")
     epochs.bump("c")
 
     assert before == in_place
-    assert [False, False] == [epochs.of("a") == before[0], epochs.of("z") == before[1]]
+    assert [False, False] == [epochs.current("a") == before[0], epochs.current("z") == before[1]]
     assert 1 == len(epochs._ops)
 
 
@@ -81,7 +81,7 @@ def test_no_bump_is_lost_between_threads() -> None:
     sys.setswitchinterval(interval)
     epochs.bump("b")
 
-    assert (0, 2 * bumps + 1) == epochs.of("b")
+    assert (0, 2 * bumps + 1) == epochs.current("b")
 
 
 def test_tags_are_part_of_the_epoch() -> None:
@@ -93,24 +93,24 @@ def test_tags_are_part_of_the_epoch() -> None:
         ("c", ("hot",)),
         ("soups", ()),
     ]
-    before = [epochs.of(op, tags) for op, tags in asked]
+    before = [epochs.current(op, tags) for op, tags in asked]
 
     epochs.bump_tag("soups")
 
     assert [False, False, True, True] == [
-        epochs.of(op, tags) == was for (op, tags), was in zip(asked, before, strict=True)
+        epochs.current(op, tags) == was for (op, tags), was in zip(asked, before, strict=True)
     ]
 
 
 def test_invalidations_of_an_op_and_everything_count_for_what_has_tags() -> None:
     """An op with tags has its own epochs too."""
     epochs = Epochs()
-    seen = [epochs.of("a", ("soups",))]
+    seen = [epochs.current("a", ("soups",))]
 
     epochs.bump("a")
-    seen.append(epochs.of("a", ("soups",)))
+    seen.append(epochs.current("a", ("soups",)))
     epochs.bump_all()
-    seen.append(epochs.of("a", ("soups",)))
+    seen.append(epochs.current("a", ("soups",)))
 
     assert 3 == len(set(seen))
 
@@ -120,9 +120,9 @@ def test_tags_are_bounded_with_the_ops() -> None:
     epochs = Epochs(limit=2)
     epochs.bump("a")
     epochs.bump_tag("soups")
-    before = epochs.of("b", ("salads",))
+    before = epochs.current("b", ("salads",))
 
     epochs.bump_tag("drinks")
 
-    assert before != epochs.of("b", ("salads",))
+    assert before != epochs.current("b", ("salads",))
     assert 1 == len(epochs._ops)

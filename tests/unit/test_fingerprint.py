@@ -12,7 +12,7 @@ from stored import fingerprint_for
 from typing_extensions import TypeAliasType
 
 from stampede_guard._codecs.codec import codec_for
-from stampede_guard._codecs.fingerprint import fingerprint_of_codec, named
+from stampede_guard._codecs.fingerprint import describe_annotation, describe_codec
 from stampede_guard._operations.operation import Operation
 from stampede_guard._operations.policy import Policy
 from stampede_guard._stats import Counters
@@ -217,9 +217,9 @@ class WithMethod(Own):
 
 def test_codec_of_one_s_own() -> None:
     """A codec is known by its fingerprint, or by its class, its version and the annotation."""
-    assert "'print'" == fingerprint_of_codec(Printed(), lambda: int)
-    texts = [fingerprint_of_codec(codec, lambda: int) for codec in (Own(), Second(), WithMethod())]
-    texts += [fingerprint_of_codec(Own(), lambda: list[str]), fingerprint_of_codec(Own(), undefined)]
+    assert "'print'" == describe_codec(Printed(), lambda: int)
+    texts = [describe_codec(codec, lambda: int) for codec in (Own(), Second(), WithMethod())]
+    texts += [describe_codec(Own(), lambda: list[str]), describe_codec(Own(), undefined)]
 
     assert len(texts) == len({*texts})
 
@@ -235,8 +235,8 @@ def undefined() -> Any:
 )
 def test_names_hold_no_module_and_no_address(annotation: Any, name: str) -> None:
     """An annotation is named as it is written, wherever its classes come from."""
-    assert name == named(annotation).removeprefix("typing.")
-    assert "object" == named(object())
+    assert name == describe_annotation(annotation).removeprefix("typing.")
+    assert "object" == describe_annotation(object())
 
 
 def test_tags_are_part_of_it() -> None:

@@ -81,7 +81,7 @@ async def guard(clock: ManualClock, store: FaultStore) -> AsyncIterator[Guard]:
 
 def plain(guard: Guard, **options: Unpack[Options]) -> Operation:
     """Return an operation of *guard*."""
-    return guard.add_operation("menus", Policy.of(options), annotation=lambda: str)
+    return guard.add_operation("menus", Policy.from_options(options), annotation=lambda: str)
 
 
 # The data path

@@ -74,7 +74,7 @@ def test_entry_ends_with_its_generation(memory: Memory) -> None:
     """What belongs to a definition that is over is not found, and takes no room; the next one's is."""
     lineage = Lineage()
     memory.put("a", "soup", 5, (), lineage.generation)
-    lineage.begin_anew()
+    lineage.start_generation()
 
     assert memory.get("a") is None
     assert 0 == len(memory)
@@ -217,7 +217,7 @@ def test_memory_that_nobody_would_tell_is_trusted_for_ever(memory: Memory, clock
 def test_trust_ends(memory: Memory, clock: ManualClock) -> None:
     """Up to the instant to which it is trusted memory answers; then everything is forgotten, and that is told."""
     lapses: list[str] = []
-    memory.on_lapse = lambda: lapses.append("lapse")
+    memory.on_trust_lost = lambda: lapses.append("lapse")
     memory.trust(clock() + 3)
     memory.put("a", "soup", 60)
     clock.advance(2.999)
@@ -258,7 +258,7 @@ def test_after_a_lapse_entries_live_for_a_second(notice: str, memory: Memory, cl
 def test_silence_that_nobody_noticed(memory: Memory, clock: ManualClock) -> None:
     """A word that comes too late does not bring back what should have been forgotten."""
     lapses: list[str] = []
-    memory.on_lapse = lambda: lapses.append("lapse")
+    memory.on_trust_lost = lambda: lapses.append("lapse")
     memory.trust(clock() + 3)
     memory.put("a", "soup", 60)
     clock.advance(3)

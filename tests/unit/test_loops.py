@@ -464,7 +464,7 @@ class Menu:
 
     def taken(self) -> list[tuple[int, ...]]:
         """Return the epochs as their flights take them."""
-        return [self.epochs.of("a", ("soups",)), self.epochs.of("b")]
+        return [self.epochs.current("a", ("soups",)), self.epochs.current("b")]
 
     async def left(self) -> tuple[str, str, list[bool]]:
         """Return which ops are remembered, which have a flight to join, and which of the flights may store."""

@@ -63,7 +63,7 @@ def operation(annotation: Any = NO_ANNOTATION, *, codec: Any = None, vary: Any =
     """Return an operation named `menus` whose loader has *annotation*."""
     return Operation(
         "menus",
-        Policy.of({"isolate": True, **options}),
+        Policy.from_options({"isolate": True, **options}),
         Counters(),
         codec=codec,
         annotation=lambda: annotation,

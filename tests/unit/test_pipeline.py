@@ -8,7 +8,7 @@ import pytest
 
 from stampede_guard._codecs.fingerprint import NO_FINGERPRINT
 from stampede_guard.stores import LOST_TOGETHER, AcquireResult, Stored, StoreOverloaded
-from stampede_guard.stores._envelope import ALONE_AT, begins_alone
+from stampede_guard.stores._envelope import COUNT_AT, single_value_head
 from stampede_guard.stores._redis import pipeline
 from stampede_guard.stores._redis.pipeline import Pipeliner
 from stampede_guard.stores._redis.requests import AcquireRequest, CommandRequest, Pipeline
@@ -223,7 +223,7 @@ async def test_question_that_comes_too_late() -> None:
     assert node.sizes == []
 
 
-@pytest.mark.parametrize("head", [b"", bytes(ALONE_AT) + begins_alone(NO_FINGERPRINT)])
+@pytest.mark.parametrize("head", [b"", bytes(COUNT_AT) + single_value_head(NO_FINGERPRINT)])
 async def test_look_that_was_given_up_after_it_was_sent(head: bytes) -> None:
     """A value for a request that was given up counts as a hit all the same, and the other requests get theirs."""
     looks = [AcquireRequest(f"menu-{number}", ("t" * 22, 1, b"", ""), 100, (), 1) for number in range(2)]

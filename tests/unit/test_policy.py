@@ -134,7 +134,7 @@ def test_options_are_validated(options: dict[str, Any], message: str) -> None:
 
 def test_policy_of_options() -> None:
     """What is not given keeps its default."""
-    assert Policy(ttl=5.0, jitter=0) == Policy.of({"ttl": 5, "jitter": 0})
+    assert Policy(ttl=5.0, jitter=0) == Policy.from_options({"ttl": 5, "jitter": 0})
 
 
 def test_unknown_option() -> None:
@@ -142,7 +142,7 @@ def test_unknown_option() -> None:
     options: Any = {"tll": 5}
 
     with pytest.raises(ConfigurationError, match=r"^there is no option 'tll'; there are ttl, l2_ttl, jitter, "):
-        Policy.of(options)
+        Policy.from_options(options)
 
 
 def test_options_and_policy_agree() -> None:

@@ -24,7 +24,7 @@ KEY = "sg1:{default:menu-7}"
 
 def plain(guard: Guard, **options: Unpack[Options]) -> Operation:
     """Return an operation of *guard*."""
-    return guard.add_operation("menus", Policy.of(options), annotation=lambda: str)
+    return guard.add_operation("menus", Policy.from_options(options), annotation=lambda: str)
 
 
 @pytest.fixture

@@ -283,7 +283,7 @@ async def test_flights_of_a_function_defined_anew() -> None:
     calls = [asyncio.create_task(board.debounce(op, gate.passage)) for op in "abc"]
     await gate.arrivals(3)
     board.flights["a"].generation = lineage.generation
-    lineage.begin_anew()
+    lineage.start_generation()
     board.flights["b"].generation = lineage.generation
 
     board.forget_replaced()

@@ -8,7 +8,7 @@ from leasing import LeasingDouble, Server, eventually
 from stampede_guard._l2 import sender as sender_module
 from stampede_guard._l2.sender import Confirmation
 from stampede_guard._l2.tier import Tier
-from stampede_guard.errors import unconfirmed
+from stampede_guard.errors import invalidation_pending
 from stampede_guard.stores import Refused, StoreOverloaded
 from stampede_guard.testing import FaultStore, Gate, ManualClock
 
@@ -228,7 +228,7 @@ async def test_everything_of_a_plain_store() -> None:
 )
 def test_what_the_error_says(pending: list[str], total: int, begins: str) -> None:
     """The message names a few of many, and their number; all of them are an attribute."""
-    error = unconfirmed(pending, total)
+    error = invalidation_pending(pending, total)
 
     assert str(error).startswith(begins)
     assert len(str(error)) < 1_000

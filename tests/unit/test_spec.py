@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from stampede_guard import InvalidKey
-from stampede_guard._keys.canonical import LONG, shortened
-from stampede_guard._keys.spec import compile_key, name_of, parameters_of, receiver_of
+from stampede_guard._keys.names import qualified_name
+from stampede_guard._keys.spec import MAX_OP_LENGTH, compile_key, parameters_of, receiver_of, shortened
 
 HERE = __name__
 tenant: ContextVar[Any] = ContextVar("tenant", default="acme")
@@ -534,9 +534,9 @@ def test_short_of_a_short_one_is_itself(length: int) -> None:
     """What stands for an op is not digested again, so a key may be passed on as it is; only what is long is."""
     op = "x" * length
 
-    assert (op == shortened(op)) == (length < LONG)
+    assert (op == shortened(op)) == (length < MAX_OP_LENGTH)
     assert shortened(op) == shortened(shortened(op))
-    assert shortened("x" * (LONG - 1) + "\ud800") != shortened("x" * (LONG - 1) + "\ud801")
+    assert shortened("x" * (MAX_OP_LENGTH - 1) + "\ud800") != shortened("x" * (MAX_OP_LENGTH - 1) + "\ud801")
 
 
 @pytest.mark.parametrize("key", [None, "search-{query}"], ids=["derived", "text"])
@@ -546,12 +546,12 @@ def test_no_argument_forges_a_digest(key: Any) -> None:
     op = build("a" * 500)
 
     assert len({op, build(op), build(op[len("search-") :]), build(op[66:])}) == 4
-    assert shortened(f"search-{op}"[:LONG]) != op
+    assert shortened(f"search-{op}"[:MAX_OP_LENGTH]) != op
 
 
 def test_name_of() -> None:
     """A function is called by its module and qualified name."""
-    assert f"{HERE}.Menus.load" == name_of(Menus.load)
+    assert f"{HERE}.Menus.load" == qualified_name(Menus.load)
 
 
 @pytest.mark.parametrize(

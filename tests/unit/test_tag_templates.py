@@ -14,7 +14,7 @@ from uuid import UUID
 import pytest
 
 from stampede_guard import Guard, InvalidKey, coalesce
-from stampede_guard._keys.tags import compile_tags, spell_tag
+from stampede_guard._keys.tags import compile_tags, resolve_tag
 from stampede_guard._keys.template import is_of, resembles
 
 HERE = __name__
@@ -101,8 +101,8 @@ def test_what_an_f_string_makes(value: Any) -> None:
     spelt = f"restaurant:{value}:menus"
 
     assert (spelt,) == tags_of(one, ("restaurant:{item}:menus",))(value)
-    assert spelt == spell_tag("restaurant:{item}:menus", {"item": value})
-    assert spelt == spell_tag("restaurant:{item.value}:menus", {"item": SimpleNamespace(value=value)})
+    assert spelt == resolve_tag("restaurant:{item}:menus", {"item": value})
+    assert spelt == resolve_tag("restaurant:{item.value}:menus", {"item": SimpleNamespace(value=value)})
 
 
 @pytest.mark.parametrize("value", [object(), one, SimpleNamespace().__init__, [object()]], ids=list("abcd"))
@@ -116,7 +116,7 @@ def test_address_is_no_tag(value: Any) -> None:
 def test_text_around_placeholders(expected: str, tag: str) -> None:
     """In a tag any text may stand around a placeholder."""
     assert (expected,) == tags_of(one, (tag,))(7)
-    assert expected == spell_tag(tag, {"item": 7})
+    assert expected == resolve_tag(tag, {"item": 7})
 
 
 def test_empty_tag_is_left_out() -> None:
@@ -178,14 +178,14 @@ def test_wrong_template(tag: str, message: str) -> None:
 @pytest.mark.parametrize("tag", ["menus", "restaurant:7", "{", "{}", "{x}", '{"a": 1}', "{ x }", "{0}", "100 %"])
 def test_literal_means_itself(tag: str) -> None:
     """A tag without values is that tag, with any characters."""
-    assert tag == spell_tag(tag, {})
+    assert tag == resolve_tag(tag, {})
 
 
 @pytest.mark.parametrize("values", [{"other": 7}, {"restaurant_id": 7, "wiat": False}])
 def test_wrong_values(values: dict[str, Any]) -> None:
     """Values are those of the placeholders, none missing and none too many."""
     with pytest.raises(InvalidKey, match="give the values of its placeholders, and no others"):
-        spell_tag("restaurant:{restaurant_id}", values)
+        resolve_tag("restaurant:{restaurant_id}", values)
 
 
 # ── Through a guard ──────────────────────────────────────────────────────────────────────────────

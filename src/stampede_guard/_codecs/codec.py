@@ -23,7 +23,7 @@ from typing import (
 import msgspec
 
 from ..errors import ConfigurationError
-from .fingerprint import canonical_schema, described, named
+from .fingerprint import canonical_schema, describe_annotation, describe_type
 
 
 @runtime_checkable
@@ -78,7 +78,7 @@ class _MessagePack:
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(annotation)
         node = msgspec.inspect.type_info(annotation)
-        self.fingerprint = f"MessagePack {described(node)}"
+        self.fingerprint = f"MessagePack {describe_type(node)}"
         self.is_loose = _holds(node, _is_any) is not None
 
     def encode(self, value: object) -> bytes:
@@ -118,7 +118,7 @@ class _Pydantic:
             ignored_warning_kinds = {"skipped-choice", "non-serializable-default"}  # noqa: RUF012  # as they have it
 
             def handle_invalid_for_json_schema(self, schema: Any, error_info: str) -> Any:  # noqa: ARG002  # it holds modules
-                return {"invalid": schema["type"], "class": named(schema.get("cls"))}
+                return {"invalid": schema["type"], "class": describe_annotation(schema.get("cls"))}
 
         modes: tuple[Literal["validation", "serialization"], ...] = ("validation", "serialization")
         schema = self._adapter.json_schema
@@ -128,7 +128,7 @@ class _Pydantic:
     def fingerprint(self) -> str:
         """What a fingerprint is made of."""
         kind = "JSON by alias" if self._by_alias else "JSON by name"
-        return " ".join((kind, named(self._annotation), *map(canonical_schema, self._schemas)))
+        return " ".join((kind, describe_annotation(self._annotation), *map(canonical_schema, self._schemas)))
 
     @cached_property
     def is_loose(self) -> bool:

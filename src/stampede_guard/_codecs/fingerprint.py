@@ -29,15 +29,15 @@ def with_tags(fingerprint: bytes, tags: Sequence[str]) -> bytes:
     return blake2b("\0".join(tags).encode("utf-8", "surrogatepass"), key=fingerprint, digest_size=8).digest()
 
 
-def named(annotation: Any) -> str:
+def describe_annotation(annotation: Any) -> str:
     """Return an annotation as text that holds no module: a class may be imported under several names."""
     arguments = get_args(annotation)
     kind = get_origin(annotation) or annotation
     name = repr(kind) if type(kind) in _PLAIN else getattr(kind, "__qualname__", type(kind).__qualname__)
-    return f"{name}[{', '.join(map(named, arguments))}]" if arguments else name
+    return f"{name}[{', '.join(map(describe_annotation, arguments))}]" if arguments else name
 
 
-def described(node: msgspec.inspect.Type) -> str:
+def describe_type(node: msgspec.inspect.Type) -> str:
     """Return what msgspec knows of a type, as text."""
     return _Description(node).text
 
@@ -109,13 +109,13 @@ def canonical_schema(schema: Any, key: str = "") -> str:
     return repr(schema)
 
 
-def fingerprint_of_codec(codec: Any, annotation: Callable[[], Any]) -> str:
+def describe_codec(codec: Any, annotation: Callable[[], Any]) -> str:
     """Return what is known of *codec*: its `fingerprint`, or else its class, its `version`, and the annotation."""
     own = getattr(codec, "fingerprint", None)
     if isinstance(own, str | bytes | int):
         return f"{own!r}"
     try:
-        returned = named(annotation())
+        returned = describe_annotation(annotation())
     except Exception:  # noqa: BLE001  # with a codec= it need not be there, nor be defined
         returned = ""
     return f"{type(codec).__qualname__} {getattr(codec, 'version', '')!r} {returned}"

@@ -22,8 +22,9 @@ from typing import (
 from .._codecs.codec import Codec
 from .._flights.scoreboard import Flight
 from .._guard import Guard
+from .._keys.names import qualified_name
 from .._keys.source import annotation_of, as_tuple_and_dict, compile_like, forwarding, imitate, parameters_of, tuple_of
-from .._keys.spec import KeySpec, compile_key, name_of, receiver_of
+from .._keys.spec import KeySpec, compile_key, receiver_of
 from .._keys.tags import BuildTags, compile_tags
 from .._memory.entry import Entry
 from .._operations.operation import NO_ANNOTATION, Operation, for_caller
@@ -92,13 +93,13 @@ class Coalesced(FunctionProxy, Generic[P, T]):
         self.guard = guard
         is_shared = policy.l2_ttl is not None
         spec = compile_key(function, key, ignore=ignore, vary=vary, is_shared=is_shared)
-        name = spec.template.text if spec.template is not None else name_of(function)
+        name = spec.template.text if spec.template is not None else qualified_name(function)
         many: OneOfMany | None = getattr(function, "stampede_guard_one_of_many", None)
         if spec.is_local and is_shared:
             otherwise = "ignore=('self',)" if many is None else "as key= a function of the instance and of one id"
             message = (
-                f"{name_of(function)}: l2_ttl= shares answers between processes, which know nothing of this process's "
-                f"instances. Put {{self.attribute}} into the key template, or pass {otherwise}"
+                f"{qualified_name(function)}: l2_ttl= shares answers between processes, which know nothing of "
+                f"this process's instances. Put {{self.attribute}} into the key template, or pass {otherwise}"
             )
             raise InvalidKey(message)
         if many is not None:
@@ -432,7 +433,7 @@ def coalesce(  # options, each with a default that fits
         if not isinstance(names, list | tuple) or not all(isinstance(one, kind) for one in names):
             message = f"{name}={names!r}: give a tuple of {'names' if kind is str else 'context variables'}"
             raise ConfigurationError(message)
-    policy = Policy.of(options)
+    policy = Policy.from_options(options)
 
     def make(function: Callable[..., Coroutine[Any, Any, Any]], kind: type[Coalesced[Any, Any]]) -> Coalesced[Any, Any]:
         return kind(function, guard, key, policy, ignore=ignore, vary=vary, codec=codec, tags=tags)

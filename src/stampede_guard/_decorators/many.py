@@ -13,10 +13,11 @@ from types import MethodType
 from typing import Any, Generic, Optional, TypeVar, Unpack, cast, get_args, get_origin, overload
 
 from .._codecs.codec import Codec
-from .._codecs.fingerprint import fingerprint_of_codec
+from .._codecs.fingerprint import describe_codec
 from .._guard import Guard
+from .._keys.names import qualified_name
 from .._keys.source import compile_like, imitate, parameters_of
-from .._keys.spec import name_of, receiver_of
+from .._keys.spec import receiver_of
 from .._keys.template import Template
 from .._memory.entry import Entry
 from .._operations.options import Duration, Options, count, seconds
@@ -183,7 +184,7 @@ class _OrNone:
 
     def __init__(self, codec: Codec) -> None:
         self._codec = codec
-        self.fingerprint = f"or none {fingerprint_of_codec(codec, lambda: None)}"
+        self.fingerprint = f"or none {describe_codec(codec, lambda: None)}"
 
     def encode(self, value: Any) -> bytes:
         return b"" if value is None else b"=" + self._codec.encode(value)
@@ -320,11 +321,11 @@ def _one_of(function: Loader, key: object, gathering: BatchLoader) -> Any:
     receiver = receiver_of(function)
     if len(own) != 1 + (receiver is not None) or len(own) != len(parameters_of(function)):
         message = (
-            f"@coalesce_many: {name_of(function)}{inspect.signature(function)} has to take one list of ids, "
+            f"@coalesce_many: {qualified_name(function)}{inspect.signature(function)} has to take one list of ids, "
             "and nothing else"
         )
         raise NotCoalescable(message)
-    names = [_id_in(key, receiver, name_of(function)) if isinstance(key, str) else own[-1]]
+    names = [_id_in(key, receiver, qualified_name(function)) if isinstance(key, str) else own[-1]]
     if receiver is not None:
         names.insert(0, receiver)
     return _of_one_id(function, names, gathering)
@@ -382,8 +383,8 @@ def _answers_of(function: Loader) -> Any:
     kind: Any = get_origin(annotation)
     if not (isinstance(kind, type) and issubclass(kind, Mapping) and len(get_args(annotation)) == 2):  # noqa: PLR2004
         message = (
-            f"{name_of(function)}: its values are stored as bytes; annotate what it returns as a mapping of ids to "
-            "values, such as dict[int, Menu], or pass codec="
+            f"{qualified_name(function)}: its values are stored as bytes; annotate what it returns as a mapping of "
+            "ids to values, such as dict[int, Menu], or pass codec="
         )
         raise ConfigurationError(message)
     return Optional[get_args(annotation)[1]]  # noqa: UP045  # it may be the name of a type: a text

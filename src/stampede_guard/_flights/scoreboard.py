@@ -674,7 +674,9 @@ class Scoreboard:
         wait_timeout: Duration | None = None,
         on_abandon: OnAbandon = "finish",
     ) -> None:
-        self._policy = Policy.of({"load_timeout": load_timeout, "wait_timeout": wait_timeout, "on_abandon": on_abandon})
+        self._policy = Policy.from_options(
+            {"load_timeout": load_timeout, "wait_timeout": wait_timeout, "on_abandon": on_abandon}
+        )
         self._counters = Counters()
         self.budgets = Budgets()
         self.flights: dict[str, Flight[Any]] = {}

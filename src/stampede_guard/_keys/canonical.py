@@ -7,74 +7,27 @@ in a template (`7` for `7` and for `"7"`), escaped so that it holds no separator
 import datetime as dt
 import enum
 import ipaddress
-import itertools
 import math
 import pathlib
-import re
 import string
-import sys
 import types
 import uuid
-import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import fields, is_dataclass
 from decimal import Decimal
-from functools import lru_cache, partial
-from hashlib import blake2b
+from functools import partial
 from typing import Any
 from zoneinfo import ZoneInfo
 
 import msgspec
 
 from ..errors import InvalidKey
+from .names import REMEDY, lasting_name, qualified_name
 
 _NAN = "NaN differs from itself, so it cannot be part of a key"
-_REMEDY = "pass a key template that names what matters, such as '…-{user.id}', or key=, or leave it out with ignore="
 _SAFE = frozenset(string.ascii_letters + string.digits + "_.")
-_MAIN = ("__main__", "__mp_main__")
 _SHOWS_ALL = "asyncpg.pgproto.pgproto.UUID"  # a UUID in memory of its own; equal to the standard one
 _FIXED = "pydantic_core._pydantic_core.TzInfo"  # what a datetime in a request has: an offset, and no more
-
-
-LONG = 200  # characters: an op that has as many is not kept as it is
-_DIGESTED = re.compile(r"~[0-9a-f]{64}~")
-
-
-def shortened(op: str) -> str:
-    """Return *op*, or if it is long, what stands for it everywhere: a digest, and how it begins.
-
-    The digest comes first, where text that a caller adds to another cannot forge it, and what is short is never as
-    long: so no op is taken for another.
-    """
-    if len(op) < LONG or (len(op) == LONG and _DIGESTED.match(op)):
-        return op
-    digest = blake2b(op.encode("utf-8", "surrogatepass"), digest_size=32).hexdigest()
-    return f"~{digest}~{op}"[:LONG]
-
-
-def qualified_name(thing: Any) -> str:
-    """Return the module and qualified name of a function or class."""
-    return f"{module_name(thing.__module__)}.{thing.__qualname__}"
-
-
-def module_name(name: str) -> str:
-    """Return the name that the module *name* is imported by: `__main__` is the module that was started."""
-    if name not in _MAIN:
-        return name
-    main = sys.modules.get(name)
-    spec = getattr(main, "__spec__", None)
-    if spec is not None:
-        return str(spec.name)
-    file = getattr(main, "__file__", None)
-    return name if file is None else _imported_as(file)  # a notebook has no file
-
-
-@lru_cache(maxsize=16)
-def _imported_as(file: str) -> str:
-    """Return the name of the module in *file*, with its packages'."""
-    path = pathlib.Path(file).absolute()
-    packages = itertools.takewhile(lambda folder: (folder / "__init__.py").is_file(), path.parents)
-    return ".".join(reversed([path.stem, *(folder.name for folder in packages)]))
 
 
 def canonical(value: Any) -> str:
@@ -89,18 +42,18 @@ def canonical(value: Any) -> str:
     if write is not None:
         return write(value)
     if issubclass(kind, type):
-        return _lasting_name(value)
+        return lasting_name(value)
     if issubclass(kind, enum.Enum):
-        return f"{_lasting_name(kind)}{_write_member(value, '.{}'.format, '({})'.format)}"
+        return f"{lasting_name(kind)}{_write_member(value, '.{}'.format, '({})'.format)}"
     base = _base_of(value)
     if base is not None:
         named = base if qualified_name(kind) == _SHOWS_ALL else kind
-        return _write_named(_lasting_name(named), base, value)
+        return _write_named(lasting_name(named), base, value)
     compared = _compared_fields(kind)
     if compared is not None:
         return _write_fields(value, compared)
     message = f"an argument of type {qualified_name(kind)} has no canonical form, so no key can be derived from it: "
-    raise InvalidKey(message + _REMEDY)
+    raise InvalidKey(message + REMEDY)
 
 
 def text_of(value: Any) -> str:
@@ -130,18 +83,6 @@ def _escaped(write: Callable[[Any], str], value: Any) -> str:
     return _escape(write(value))
 
 
-def _lasting_name(kind: type) -> str:
-    """Return the name of *kind*, by which it can be found: other classes may be called the same."""
-    found: Any = sys.modules.get(kind.__module__)
-    for part in kind.__qualname__.split("."):
-        found = getattr(found, part, None)
-    if found is kind:
-        return qualified_name(kind)
-    why = "is made inside a function" if "<locals>" in kind.__qualname__ else "cannot be found under its name"
-    message = f"{qualified_name(kind)} {why}, so it may have namesakes, and no key can be derived from it: "
-    raise InvalidKey(message + _REMEDY)
-
-
 def _base_of(value: Any) -> type | None:
     """Return the base whose content is all that *value* holds; `None` if its class has no such base.
 
@@ -159,7 +100,7 @@ def _base_of(value: Any) -> type | None:
             f"an argument of type {qualified_name(kind)} holds more than the {base.__name__} that it is, "
             f"{held}, so no key can be derived from it: "
         )
-        raise InvalidKey(message + _REMEDY)
+        raise InvalidKey(message + REMEDY)
     return base
 
 
@@ -217,7 +158,7 @@ def _write_zone(zone: Any) -> str:
         if kind is ZoneInfo:
             return f"[{zone.key}]"
         make, *parts = (str, rebuilt) if isinstance(rebuilt, str) else rebuilt
-        return f"[{_lasting_name(kind)}{canonical((make.__qualname__, *parts))}]"
+        return f"[{lasting_name(kind)}{canonical((make.__qualname__, *parts))}]"
     except Exception as error:
         message = f"a time in the zone {zone!r} has no canonical form; use zoneinfo.ZoneInfo or datetime.timezone"
         raise InvalidKey(message) from error
@@ -235,7 +176,7 @@ def _write_all(values: Iterable[Any]) -> str:
 
 def _write_fields(value: Any, names: Iterable[str]) -> str:
     inner = ",".join(f"{name}={canonical(getattr(value, name))}" for name in names)
-    return f"{_lasting_name(type(value))}({inner})"
+    return f"{lasting_name(type(value))}({inner})"
 
 
 def _write_named(name: str, base: type, value: Any) -> str:
@@ -296,39 +237,6 @@ _TEXTS: dict[Any, Callable[[Any], str]] = {
     **{kind: partial(_escaped, write) for kind, write in _BY_TEXT.items()},
 }
 
-_serials: dict[int, tuple[weakref.ref[Any], int]] = {}
-_next_serial = itertools.count(1)
-
-
-def identity(instance: Any) -> str:
-    """Return a text that stands for this very object, in this process, and is never used again.
-
-    Not `id()`: that is recycled, and a new object would inherit the answers of a dead one.
-
-    Raises:
-        InvalidKey: the object allows no weak reference.
-    """
-    known = _serials.get(id(instance))
-    if known is not None and known[0]() is instance:
-        return f"~{known[1]}"
-    address = id(instance)
-    try:
-        reference = weakref.ref(instance, lambda dead: _forget(address, dead))
-    except TypeError:
-        message = (
-            f"{qualified_name(type(instance))} allows no weak reference, so its methods cannot be told apart by "
-            "instance: add '__weakref__' to its __slots__, or put {self.attribute} into the key template"
-        )
-        raise InvalidKey(message) from None
-    serial = next(_next_serial)
-    _serials[address] = (reference, serial)
-    return f"~{serial}"
-
-
-def _forget(address: int, dead: weakref.ref[Any]) -> None:
-    if address in _serials and _serials[address][0] is dead:  # the address may have a new tenant
-        del _serials[address]
-
 
 def class_name(owner: type) -> str:
     """Return the text that stands for a class in every process.
@@ -336,4 +244,4 @@ def class_name(owner: type) -> str:
     Raises:
         InvalidKey: a class made inside a function may have namesakes.
     """
-    return text_of(_lasting_name(owner))
+    return text_of(lasting_name(owner))

@@ -12,13 +12,16 @@ hands one caller's answer to another; so both are refused or escaped:
 """
 
 import inspect
+import re
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, is_dataclass
+from hashlib import blake2b
 from typing import Any, cast, get_args
 
 from ..errors import InvalidKey
-from .canonical import LONG, canonical, class_name, identity, qualified_name, shortened, text_of
+from .canonical import canonical, class_name, text_of
+from .names import identity, qualified_name
 from .source import annotation_of, compile_like, forwarding, parameters_of
 from .template import Shape, Template, followed_by, may_begin_with, may_collide
 
@@ -26,16 +29,26 @@ BuildKey = Callable[..., str]
 
 _KINDS = inspect.Parameter
 
+MAX_OP_LENGTH = 200  # characters: an op that has as many is not kept as it is
+_DIGESTED = re.compile(r"~[0-9a-f]{64}~")
+
+
+def shortened(op: str) -> str:
+    """Return *op*, or if it is long, what stands for it everywhere: a digest, and how it begins.
+
+    The digest comes first, where text that a caller adds to another cannot forge it, and what is short is never as
+    long: so no op is taken for another.
+    """
+    if len(op) < MAX_OP_LENGTH or (len(op) == MAX_OP_LENGTH and _DIGESTED.match(op)):
+        return op
+    digest = blake2b(op.encode("utf-8", "surrogatepass"), digest_size=32).hexdigest()
+    return f"~{digest}~{op}"[:MAX_OP_LENGTH]
+
 
 def receiver_of(function: Callable[..., Any]) -> str | None:
     """Return `"self"` or `"cls"` if that is the first parameter: the function is a method."""
     parameters = parameters_of(function)
     return parameters[0].name if parameters and parameters[0].name in ("self", "cls") else None
-
-
-def name_of(function: Callable[..., Any]) -> str:
-    """Return the module and qualified name of *function*."""
-    return qualified_name(function)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +106,7 @@ def compile_key(  # noqa: PLR0915  # one decision after the other
     names = [parameter.name for parameter in parameters_of(function)]
     for name in ignore:
         if name not in names:
-            message = f"{name_of(function)}: ignore= names {name!r}, which is no parameter of it"
+            message = f"{qualified_name(function)}: ignore= names {name!r}, which is no parameter of it"
             raise InvalidKey(message)
     template = Template.parse(key) if isinstance(key, str) else None
     spoken_for = {*ignore} if template is None else {*ignore, *template.names}
@@ -110,10 +123,10 @@ def compile_key(  # noqa: PLR0915  # one decision after the other
         used = [name for name in names if name not in ignore and name != receiver]
         _check_kinds(function, used)
         body = _derived_body(function, used)
-        shape = (name_of(function),)
+        shape = (qualified_name(function),)
     else:
         namespace["_sg_key"] = _checked(function, cast("BuildKey", key))
-        body, shape = _forwarding_body(function), (name_of(function), "key")
+        body, shape = _forwarding_body(function), (qualified_name(function), "key")
     if receiver is not None:
         body += f"#{{_sg_receiver({receiver})}}"
         shape = followed_by(shape, "#")
@@ -149,13 +162,15 @@ def _arguments(
 
 def _check_complete(function: Callable[..., Any], template: Template, left_out: set[str], names: list[str]) -> None:
     for name in sorted(template.names.difference(names)):
-        message = f"{name_of(function)}: the key template {template.text!r} uses {name!r}, which is no parameter of it"
+        message = (
+            f"{qualified_name(function)}: the key template {template.text!r} uses {name!r}, which is no parameter of it"
+        )
         raise InvalidKey(message)
     for name in names:
         if name not in template.names and name not in left_out:
             message = (
-                f"{name_of(function)}: the key template {template.text!r} leaves out the parameter {name!r}; callers "
-                f"that differ in it would share one answer. Put {{{name}}} into the template, or pass "
+                f"{qualified_name(function)}: the key template {template.text!r} leaves out the parameter {name!r}; "
+                f"callers that differ in it would share one answer. Put {{{name}}} into the template, or pass "
                 f"ignore=({name!r},) if it does not change the answer"
             )
             raise InvalidKey(message)
@@ -174,8 +189,8 @@ def _check_kinds(function: Callable[..., Any], names: Sequence[str]) -> None:
             continue
         if model is not None:
             message = (
-                f"{name_of(function)}: the parameter {name!r} is a {qualified_name(model)}, a model, which has no "
-                f"canonical form: {_remedy_for(name)}"
+                f"{qualified_name(function)}: the parameter {name!r} is a {qualified_name(model)}, a model, "
+                f"which has no canonical form: {_remedy_for(name)}"
             )
             raise InvalidKey(message)
 
@@ -210,7 +225,7 @@ def _template_body(template: Template) -> str:
 
 def _derived_body(function: Callable[..., Any], names: Sequence[str]) -> str:
     values = [f"{{{name} if {name}.__class__ is _sg_int else _sg_canonical({name})}}" for name in names]
-    return f"{name_of(function)}({','.join(values)})"
+    return f"{qualified_name(function)}({','.join(values)})"
 
 
 def _forwarding_body(function: Callable[..., Any]) -> str:
@@ -219,11 +234,12 @@ def _forwarding_body(function: Callable[..., Any]) -> str:
 
 def _checked(function: Callable[..., Any], key: BuildKey) -> BuildKey:
     """Return *key*, its signature checked now and its answers at each call."""
+    owner = qualified_name(function)
     if not callable(key):
-        message = f"{name_of(function)}: key={key!r}; give a template or a function"
+        message = f"{owner}: key={key!r}; give a template or a function"
         raise InvalidKey(message)
     if inspect.iscoroutinefunction(key):
-        message = f"{name_of(function)}: its key function is async; a key is built without waiting"
+        message = f"{owner}: its key function is async; a key is built without waiting"
         raise InvalidKey(message)
     plain = [p for p in parameters_of(function) if p.kind not in (_KINDS.VAR_POSITIONAL, _KINDS.VAR_KEYWORD)]
     try:
@@ -232,13 +248,13 @@ def _checked(function: Callable[..., Any], key: BuildKey) -> BuildKey:
             **{p.name: p.name for p in plain if p.kind is _KINDS.KEYWORD_ONLY},
         )
     except (TypeError, ValueError) as error:
-        message = f"{name_of(function)}: its key function cannot take the same arguments: {error}"
+        message = f"{owner}: its key function cannot take the same arguments: {error}"
         raise InvalidKey(message) from None
 
     def checked(*args: Any, **kwargs: Any) -> str:
         op = key(*args, **kwargs)
         if not isinstance(op, str) or not op:
-            message = f"{name_of(function)}: its key function returned {op!r}; an op id is a string, and not empty"
+            message = f"{owner}: its key function returned {op!r}; an op id is a string, and not empty"
             raise InvalidKey(message)
         return op
 
@@ -257,5 +273,5 @@ def _builder(function: Callable[..., Any], op: str, namespace: dict[str, Any]) -
     """Return a function with the parameters of *function* that returns the value of the expression *op*."""
     namespace |= {"_sg_int": int, "_sg_text": text_of, "_sg_canonical": canonical, "_sg_read": _read}
     namespace |= {"_sg_len": len, "_sg_shortened": shortened}
-    body = f"_sg_op = {op}", f"return _sg_op if _sg_len(_sg_op) < {LONG} else _sg_shortened(_sg_op)"
+    body = f"_sg_op = {op}", f"return _sg_op if _sg_len(_sg_op) < {MAX_OP_LENGTH} else _sg_shortened(_sg_op)"
     return compile_like(function, body, namespace)

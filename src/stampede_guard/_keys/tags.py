@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..errors import InvalidKey
-from .canonical import shortened
+from .names import qualified_name
 from .source import compile_like, parameters_of
-from .spec import name_of
+from .spec import shortened
 from .template import Template
 
 BuildTags = Callable[..., tuple[str, ...]]
@@ -42,7 +42,7 @@ def compile_tags(function: Callable[..., Any], tags: Sequence[str]) -> BuildTags
     Raises:
         InvalidKey: a template is malformed, or names no parameter; or there are too many.
     """
-    check_tags(name_of(function), tags)
+    check_tags(qualified_name(function), tags)
     if not tags:
         return None
     names = {parameter.name for parameter in parameters_of(function)}
@@ -50,7 +50,7 @@ def compile_tags(function: Callable[..., Any], tags: Sequence[str]) -> BuildTags
     for tag in tags:
         template = Template.parse_tag(tag)
         for name in sorted(template.names - names):
-            message = f"{name_of(function)}: the tag {tag!r} uses {name!r}, which is no parameter of it"
+            message = f"{qualified_name(function)}: the tag {tag!r} uses {name!r}, which is no parameter of it"
             raise InvalidKey(message)
         sources.append(_source_of(template))
     # No invalidation can name an empty tag.
@@ -86,7 +86,7 @@ def write_value(value: Any) -> str:
     return text
 
 
-def spell_tag(tag: object, values: Mapping[str, object]) -> str:
+def resolve_tag(tag: object, values: Mapping[str, object]) -> str:
     """Return the tag that is meant: *tag* itself, or the one that it makes of *values* as a template.
 
     Raises:

@@ -33,7 +33,7 @@ class Lineage:
     def __init__(self) -> None:
         self.generation = Generation()
 
-    def begin_anew(self) -> None:
+    def start_generation(self) -> None:
         """Let nothing that was remembered, or is being loaded, be an answer any more."""
         self.generation.is_over = True
         self.generation = Generation()
@@ -57,7 +57,7 @@ class Epochs:
         self._limit = limit
         self._numbers = count(1)
 
-    def of(self, op: str, tags: Sequence[str] = ()) -> tuple[int, ...]:
+    def current(self, op: str, tags: Sequence[str] = ()) -> tuple[int, ...]:
         """Return the present epoch of *op* and of its tags, to be compared for equality only."""
         get = self._ops.get
         if not tags:

@@ -98,7 +98,7 @@ class Memory:
         maxsize: As given.
     """
 
-    __slots__ = ("__weakref__", "_clock", "_entries", "_era", "_fronts", "_longest", "maxsize", "on_lapse")
+    __slots__ = ("__weakref__", "_clock", "_entries", "_era", "_fronts", "_longest", "maxsize", "on_trust_lost")
 
     def __init__(self, maxsize: int, clock: Callable[[], float], loop: asyncio.AbstractEventLoop | None = None) -> None:
         self.maxsize = maxsize
@@ -107,7 +107,7 @@ class Memory:
         self._longest = inf
         self._era = Validity(clock, None if loop is None else ref(loop))
         self._fronts: WeakSet[ArgumentCache] = WeakSet()
-        self.on_lapse: Callable[[], object] = bool
+        self.on_trust_lost: Callable[[], object] = bool
         # A front lives as long as its function, and would keep values of a memory that is gone.
         finalize(self, _drop_all, self._fronts).atexit = False
 
@@ -135,7 +135,7 @@ class Memory:
         self._entries.discard(op)
         return None
 
-    def show(self, front: ArgumentCache, args: tuple[Any, ...], held: Slot) -> None:
+    def note_in(self, front: ArgumentCache, args: tuple[Any, ...], held: Slot) -> None:
         """Let *front* answer calls with *args* by itself, as long as *held* is fresh and kept here.
 
         A front answers in one event loop: the first that asks, until that is over. The others do without.
@@ -170,13 +170,13 @@ class Memory:
         _drop_all(self._fronts)
         self._entries = _Entries(self.maxsize)
 
-    def leave_fronts(self) -> None:
+    def release_argument_caches(self) -> None:
         """Let fronts serve other loops: this one's will never run again."""
         _drop_all(self._fronts)
 
     def _lapse(self) -> None:
         self.distrust()
-        self.on_lapse()
+        self.on_trust_lost()
 
     def joinable_until(self) -> float:
         """Return the instant up to which callers may join a load that begins now.
@@ -185,7 +185,7 @@ class Memory:
         """
         return inf if self._longest == inf else self._clock() + self._longest
 
-    def believes(self, until: float) -> bool:
+    def may_join(self, until: float) -> bool:
         """Whether a load that may be joined up to the instant *until* may be joined now."""
         now = self._clock()
         if now >= self._era.trusted_until:

@@ -10,7 +10,7 @@ import msgspec
 
 from .._codecs.codec import Codec, codec_for
 from .._codecs.fidelity import Comparison
-from .._codecs.fingerprint import fingerprint_of, fingerprint_of_codec, with_tags
+from .._codecs.fingerprint import describe_codec, fingerprint_of, with_tags
 from .._memory.epochs import Lineage
 from .._stats import Counters
 from ..errors import CannotEncode, ConfigurationError
@@ -65,7 +65,7 @@ class Operation:
         lease_length: Seconds that the right to load lasts unless it is renewed: long enough not to be, most of the
             time.
         lineage: Its function's definitions, if it is one of several.
-        longest_life: Seconds that its values are in L2 at most.
+        max_l2_ttl: Seconds that its values are in L2 at most.
     """
 
     __slots__ = (
@@ -81,7 +81,7 @@ class Operation:
         "is_local",
         "lease_length",
         "lineage",
-        "longest_life",
+        "max_l2_ttl",
         "name",
         "policy",
         "tags",
@@ -117,7 +117,7 @@ class Operation:
         self._encoded = 0
         self._load_time = 0.0
         self.lease_length = _LEASES[0]
-        self.longest_life = (policy.l2_ttl or 0.0) * (1 + policy.jitter)
+        self.max_l2_ttl = (policy.l2_ttl or 0.0) * (1 + policy.jitter)
 
     @property
     def needs_codec(self) -> bool:
@@ -169,7 +169,7 @@ class Operation:
         Of the tags, since a value carries a mark of each: a release that adds one cannot use what is stored without it.
         """
         if not self._fingerprint:
-            self._fingerprint = fingerprint_of(fingerprint_of_codec(self.codec, self._annotation))
+            self._fingerprint = fingerprint_of(describe_codec(self.codec, self._annotation))
         return with_tags(self._fingerprint, tags) if tags else self._fingerprint
 
     def encode(self, value: object) -> bytes | None:

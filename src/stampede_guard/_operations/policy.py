@@ -57,7 +57,7 @@ class Policy:
             raise ConfigurationError(message)
 
     @classmethod
-    def of(cls, options: Options) -> "Policy":
+    def from_options(cls, options: Options) -> "Policy":
         """Return the policy that *options* ask for.
 
         Raises:

@@ -10,9 +10,10 @@ from types import CodeType, FrameType, FunctionType
 from typing import Any
 from weakref import ref
 
-from .._keys.canonical import shortened, text_of
-from .._keys.spec import KeySpec, name_of
-from .._keys.tags import placeholder_in, spell_tag
+from .._keys.canonical import text_of
+from .._keys.names import qualified_name
+from .._keys.spec import KeySpec, shortened
+from .._keys.tags import placeholder_in, resolve_tag
 from .._keys.template import Shape, Template, is_of, resembles
 from .._memory.epochs import Lineage
 from .._stats import Counters
@@ -61,7 +62,7 @@ class _Claim:
         innermost = functions[-1]
         return cls(
             owner=ref(owner),
-            name=name_of(functions[0]),
+            name=qualified_name(functions[0]),
             code=ref(innermost.__code__),
             module=id(innermost.__globals__),
             run=_run_of(innermost.__globals__),
@@ -121,7 +122,7 @@ class Registry:
             if operation is not None and claim.owner() is not None:
                 yield operation
 
-    def spell_op(self, op: str, values: Mapping[str, object]) -> str:
+    def resolve_op(self, op: str, values: Mapping[str, object]) -> str:
         """Return the op that is meant: *op* itself, or the one that it makes of *values* as a key template.
 
         An op that no call has is not an error, as `fetch` or another process may have it; it is logged once for each
@@ -142,7 +143,7 @@ class Registry:
         self._warn_of_misspelling(op)
         return shortened(op)
 
-    def spell_tag(self, tag: str, values: Mapping[str, object]) -> str:
+    def resolve_tag(self, tag: str, values: Mapping[str, object]) -> str:
         """Return the tag that is meant: *tag* itself, or the one that it makes of *values* as a template.
 
         A placeholder without a value may be part of a value's text, so it is an error only in the template of a
@@ -153,7 +154,7 @@ class Registry:
         """
         placeholder = None if values or not isinstance(tag, str) else placeholder_in(tag)
         if placeholder is None:
-            return spell_tag(tag, values)
+            return resolve_tag(tag, values)
         if any(tag in operation.tags for operation in self.operations()):
             message = (
                 f"tag={tag!r} is a template: pass the values of its placeholders too, "
@@ -206,13 +207,13 @@ class Registry:
         rivals = [other for other in self._claims if other.spec.collides_with(spec)]
         replaced = [rival for rival in rivals if _replaces(claim, rival)]
         for rival in replaced:
-            rival.lineage.begin_anew()
+            rival.lineage.start_generation()
         for rival in sorted(rivals, key=lambda each: each not in replaced):  # it goes on where it was defined again
             operation.lineage = claim.lineage = rival.lineage
         self._claims = [other for other in self._claims if other not in rivals]
         dead = [other for other in self._claims if other.owner() is None]
         for forgotten in dead[:-_REMEMBERED]:
-            forgotten.lineage.begin_anew()
+            forgotten.lineage.start_generation()
             self._claims.remove(forgotten)
         self._claims.append(claim)
         return bool(replaced)

@@ -18,7 +18,7 @@ _MAGIC = b"SGv3"
 _TOKEN = slice(16, 38)  # of an entry
 _MARK = 11  # bytes of a tag's mark
 LONGEST_HEADER = _HEAD.size + 4 * _ENTRY.size
-ALONE_AT = _HEAD.size - 1  # where `begins_alone` stands
+COUNT_AT = _HEAD.size - 1  # where `single_value_head` stands
 
 
 def key_digest(key: str) -> bytes:
@@ -57,22 +57,22 @@ def seal(  # noqa: PLR0917  # what there is in one
     return b"".join((head, entry, *marks, payload))
 
 
-def begins_alone(fingerprint: bytes) -> bytes:
+def single_value_head(fingerprint: bytes) -> bytes:
     """Return what an envelope has from its 21st byte on if it holds one value, with *fingerprint*."""
     return b"\1" + fingerprint + bytes(8)
 
 
 def entry_of(envelope: bytes, fingerprint: bytes) -> int:
     """Return where the entry with *fingerprint* begins; 0 if there is none, -1 if this is no envelope."""
-    if envelope[:4] != _MAGIC or len(envelope) < _HEAD.size + _ENTRY.size * envelope[ALONE_AT]:
+    if envelope[:4] != _MAGIC or len(envelope) < _HEAD.size + _ENTRY.size * envelope[COUNT_AT]:
         return -1
-    for at in range(_HEAD.size, _HEAD.size + _ENTRY.size * envelope[ALONE_AT], _ENTRY.size):
+    for at in range(_HEAD.size, _HEAD.size + _ENTRY.size * envelope[COUNT_AT], _ENTRY.size):
         if envelope.startswith(fingerprint, at):
             return at
     return 0
 
 
-def offers(envelope: bytes, life: int, fingerprint: bytes, unwanted: bytes) -> bool:
+def may_have_usable(envelope: bytes, life: int, fingerprint: bytes, unwanted: bytes) -> bool:
     """Whether there may be a value that will do, as ACQUIRE sees it; what is no envelope is worth one look.
 
     Args:
@@ -115,7 +115,7 @@ def unseal(key: str, envelope: bytes, fingerprint: bytes = NO_FINGERPRINT) -> Un
 
 def _bodies(envelope: bytes, at: int) -> tuple[int, int]:
     """Return where the body of the entry begins that stands *at*, and where the last one ends."""
-    begins = end = _HEAD.size + _ENTRY.size * envelope[ALONE_AT]
+    begins = end = _HEAD.size + _ENTRY.size * envelope[COUNT_AT]
     for other in range(_HEAD.size, begins, _ENTRY.size):
         begins = end if other == at else begins
         end += _ENTRY.unpack_from(envelope, other)[-1]
@@ -132,5 +132,5 @@ def tokens_of(header: bytes) -> tuple[bytes, ...]:
     """Return the tokens of the flights whose values stand in an envelope with this *header*."""
     if header[:4] != _MAGIC or len(header) < _HEAD.size:
         return ()
-    entries = range(_HEAD.size, _HEAD.size + _ENTRY.size * header[ALONE_AT], _ENTRY.size)
+    entries = range(_HEAD.size, _HEAD.size + _ENTRY.size * header[COUNT_AT], _ENTRY.size)
     return tuple([header[at:][_TOKEN] for at in entries])

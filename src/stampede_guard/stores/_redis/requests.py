@@ -8,7 +8,7 @@ from typing import Any, Literal
 from ..._codecs.fingerprint import NO_FINGERPRINT
 from ..._tokens import new_mark, new_token
 from .. import AcquireResult, Refused, Stored
-from .._envelope import ALONE_AT, begins_alone, offers
+from .._envelope import COUNT_AT, may_have_usable, single_value_head
 from . import scripts
 from .node import Command, Node, Redirected
 from .resp import pack
@@ -99,7 +99,7 @@ class AcquireRequest:
     ) -> None:
         self.key = key
         self.fingerprint = fingerprint
-        self.alone = begins_alone(fingerprint)
+        self.alone = single_value_head(fingerprint)
         self.rights = rights
         self.last = last
         self.tags = tags
@@ -277,7 +277,7 @@ class Pipeline:
         for look, life, value in zip(self._reads, replies[0:values:2], replies[1:values:2], strict=True):
             has_marks, marks_here = marks[look.tags, look.life]
             is_whole = value.__class__ is bytes and life.__class__ is int and len(value) <= self._longest
-            if is_whole and has_marks and look.is_easy and value.startswith(look.alone, ALONE_AT):
+            if is_whole and has_marks and look.is_easy and value.startswith(look.alone, COUNT_AT):
                 # What most looks come to, without further ado.
                 self.looks += 1
                 self.hits += 1
@@ -350,7 +350,7 @@ def _as_acquired(look: AcquireRequest, life: Any, value: Any) -> Any:
     """Return what ACQUIRE would have replied, or `None` if that is not known: there is no value that will do."""
     if value.__class__ is bytes and life.__class__ is int:
         unwanted = b"" if look.rights is None else look.rights[2]
-        return [b"HIT", life, value] if offers(value, life, look.fingerprint, unwanted) else None
+        return [b"HIT", life, value] if may_have_usable(value, life, look.fingerprint, unwanted) else None
     refusal = life if isinstance(life, Refused) else value
     return refusal if look.rights is None or isinstance(refusal, Redirected) else None
 
