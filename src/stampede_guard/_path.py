@@ -75,7 +75,7 @@ class LocalLoad:
 
     async def _queue(self, flight: Flight[Any]) -> None:
         """Wait until it is the turn of *flight*; the flight before it may store until then."""
-        flight.hold()
+        flight.note_waiting_elsewhere()
         await flight.turn()
         self._epoch = self._site.epochs.current(flight.op, flight.tags)  # nothing has been read yet
 
@@ -215,7 +215,7 @@ class StoredLoad(LocalLoad):
         may_wait = operation.policy.lease and not self._is_private
         if answer == "wait" and may_wait and backplane is not None:
             counters.l2_waits += 1
-            flight.hold()
+            flight.note_waiting_elsewhere()
             answer = await self._await_other(backplane, flight)  # 4
         if isinstance(answer, Found):
             return answer
@@ -237,7 +237,7 @@ class StoredLoad(LocalLoad):
             while (answer := await lease.ask(operation.decode)) == "wait":
                 # A load with a slot waits for this one. The other may queue for a slot that is held by a load which
                 # waits for this process in its turn, and its lease is renewed as long as it queues.
-                patience = min(longest, operation.lease_length) if flight.is_urgent else longest
+                patience = min(longest, operation.lease_length) if flight.skips_queue else longest
                 left = started_at + patience - loop.time()
                 if left <= 0:
                     break

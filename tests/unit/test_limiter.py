@@ -380,7 +380,7 @@ async def test_joined_in_the_tick_in_which_the_slot_comes(pause: Pause) -> None:
         await gate.passage()
         part = kitchen.board.current("part")
         assert part is not None
-        asyncio.get_running_loop().call_soon(part.urge)  # after this task's end, before what that wakes
+        asyncio.get_running_loop().call_soon(part.skip_queue)  # after this task's end, before what that wakes
         return "soup"
 
     calls = [kitchen.start("whole", load), kitchen.start("part", soup)]
@@ -400,7 +400,7 @@ async def test_let_out_and_cancelled_in_one_tick(pause: Pause) -> None:
         await gate.passage()
         part = kitchen.board.current("part")
         assert part is not None
-        part.urge()
+        part.skip_queue()
         part.abort(RuntimeError("nobody wants it"))
         return "soup"
 

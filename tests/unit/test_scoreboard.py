@@ -1040,7 +1040,7 @@ async def test_without_limits_nothing_is_urgent() -> None:
     async def load(op: str, *parts: str) -> None:
         await asyncio.gather(*(board.debounce(part, partial(load, part)) for part in parts))
         flight = board.current(op)
-        urgent.append(flight is not None and flight.is_urgent)
+        urgent.append(flight is not None and flight.skips_queue)
 
     await asyncio.gather(board.debounce("a", partial(load, "a", "b", "c")), board.debounce("c", partial(load, "c")))
 
@@ -1061,9 +1061,9 @@ async def test_urgency_reaches_all_that_is_waited_for(pause: Pause) -> None:
     await pause()
     flights = {flight.op: flight for flight in board._up}
     place = flights["end"].place = asyncio.get_running_loop().create_future()
-    flights["start"].urge()
-    urgent = sorted(op for op, flight in flights.items() if flight.is_urgent)
-    flights["start"].urge()
+    flights["start"].skip_queue()
+    urgent = sorted(op for op, flight in flights.items() if flight.skips_queue)
+    flights["start"].skip_queue()
     gate.open()
     await asyncio.gather(*calls)
 
@@ -1078,7 +1078,7 @@ async def test_urgency_reaches_what_is_waited_for_later() -> None:
     def note(op: str) -> None:
         flight = board.current(op)
         assert flight is not None
-        flights.append((op, flight, flight.is_urgent))
+        flights.append((op, flight, flight.skips_queue))
 
     async def load_part(op: str) -> None:
         await gate.passage()
@@ -1087,7 +1087,7 @@ async def test_urgency_reaches_what_is_waited_for_later() -> None:
     async def load() -> None:
         flight = board.current(OP)
         assert flight is not None
-        flight.urge()
+        flight.skip_queue()
         parts = [asyncio.create_task(board.debounce(op, partial(load_part, op))) for op in ("joined", "launched")]
         await gate.arrivals(2)
         note(OP)
@@ -1100,7 +1100,7 @@ async def test_urgency_reaches_what_is_waited_for_later() -> None:
     await asyncio.sleep(0)
 
     assert {(OP, True), ("joined", True), ("launched", True)} == {(op, urgent) for op, _, urgent in flights}
-    assert not any(flight.is_urgent for _, flight, _ in flights)
+    assert not any(flight.skips_queue for _, flight, _ in flights)
 
 
 async def test_urgency_stays_in_its_event_loop() -> None:
@@ -1112,7 +1112,7 @@ async def test_urgency_stays_in_its_event_loop() -> None:
         begun.set()
         await asyncio.to_thread(end.wait)
         flight = theirs.current("there")
-        urgent.append(flight is not None and flight.is_urgent)
+        urgent.append(flight is not None and flight.skips_queue)
 
     async def load() -> None:
         await asyncio.to_thread(lambda: asyncio.run(theirs.debounce("there", load_there)))
@@ -1121,8 +1121,8 @@ async def test_urgency_stays_in_its_event_loop() -> None:
     await asyncio.to_thread(begun.wait)
     flight = board.current(OP)
     assert flight is not None
-    flight.urge()
-    here = (len(flight.awaits), flight.is_urgent)
+    flight.skip_queue()
+    here = (len(flight.awaits), flight.skips_queue)
     end.set()
     await call
 

@@ -133,11 +133,11 @@ class BatchedLoad:
 
     def watch(self, flight: Flight[Any]) -> None:
         """Let others expect *flight*, until it has landed, or is kept waiting by a load in another process."""
-        if flight.is_over or flight.is_held or self._has_come:
+        if flight.is_over or flight.waits_elsewhere or self._has_come:
             return
         self._cohort = self._gathering.cohort_of(self._args)
         self._cohort.expect()
-        flight.on_rest = self._settle
+        flight.on_settled = self._settle
 
     def _settle(self) -> None:
         if self._cohort is not None:

@@ -1,12 +1,12 @@
-"""How many loads may run at once, in one event loop; first come, first served.
+"""Limits on the loads that run at once in one event loop, first come, first served.
 
-A load within a load runs in the outer one's slot: if it queued for another, all slots could be held by
-loads that wait for those in the queue. For the same reason a flight leaves the queue, and runs without
-a slot, as soon as a load that holds one waits for it, itself or through others (`Flight.urge`). So
-nobody who holds a slot ever waits for one, and every slot is given back.
+A load within a load runs in the outer one's slot. If it queued for a slot of its own, all slots could be held by
+loads that wait for loads in the queue. For the same reason a flight leaves the queue, and runs without a slot, as soon
+as a load that holds one waits for it, directly or through others (`Flight.skip_queue`). So no load that holds a slot
+ever waits for one, and every slot is given back.
 
-`asyncio.Semaphore` lacks two things: whoever leaves its queue early searches all of it, so that 10,000
-callers who hang up at once stall the loop; and it knows no way out but a slot or a cancellation.
+`asyncio.Semaphore` lacks two things. A waiter that leaves its queue early is searched for in all of it, so 10,000
+callers that hang up at once stall the loop. And a waiter leaves it only by a slot or a cancellation.
 """
 
 import asyncio
@@ -18,14 +18,14 @@ from weakref import WeakValueDictionary
 
 
 class Queueing(Protocol):
-    """A flight, as far as it is known here."""
+    """The part of a flight that a limiter uses."""
 
     loop: asyncio.AbstractEventLoop
-    is_urgent: bool
-    place: asyncio.Future[bool] | None
+    skips_queue: bool
+    queue_slot: asyncio.Future[bool] | None
 
-    def urge(self) -> None:
-        """Let it, and whatever it waits for, queue no longer."""
+    def skip_queue(self) -> None:
+        """Take it, and all flights that it waits for, out of the queues."""
         ...
 
 
@@ -42,8 +42,8 @@ class Limiter:
     def __init__(self, max_loads: int, wider: "Limiter | None" = None) -> None:
         self._max_loads = max_loads
         self.wider = wider
-        self._free = max_loads  # above zero only while nobody queues
-        self._queue: OrderedDict[asyncio.Future[bool], None] = OrderedDict()  # a set that knows who came first
+        self._free = max_loads  # above zero only while the queue is empty
+        self._queue: OrderedDict[asyncio.Future[bool], None] = OrderedDict()  # a set in order of arrival
 
     @asynccontextmanager
     async def slot(self, flight: Queueing) -> AsyncGenerator[None]:
@@ -51,16 +51,16 @@ class Limiter:
         held: list[Limiter] = []
         limiter: Limiter | None = self  # the narrower first: its queue takes no slots of the wider
         try:
-            while limiter is not None and not flight.is_urgent:
+            while limiter is not None and not flight.skips_queue:
                 if await limiter.take(flight):
                     held.append(limiter)
                 limiter = limiter.wider
-            was_urgent = flight.is_urgent
-            flight.urge()
+            skipped_queue = flight.skips_queue
+            flight.skip_queue()
             try:
                 yield
             finally:
-                flight.is_urgent = was_urgent  # should it load again, it queues again
+                flight.skips_queue = skipped_queue  # should it load again, it queues again
         finally:
             for limiter in held:
                 limiter.give_back()
@@ -70,24 +70,24 @@ class Limiter:
         if self._free:
             self._free -= 1
             return True
-        place: asyncio.Future[bool]
-        place = flight.place = flight.loop.create_future()
-        self._queue[place] = None
+        queue_slot: asyncio.Future[bool]
+        queue_slot = flight.queue_slot = flight.loop.create_future()
+        self._queue[queue_slot] = None
         try:
-            return await place
+            return await queue_slot
         except asyncio.CancelledError:
-            if not place.cancelled() and place.result():  # the slot came in the very tick of the cancellation
+            if not queue_slot.cancelled() and queue_slot.result():  # the slot came in the very tick of the cancellation
                 self.give_back()
             raise
         finally:
-            self._queue.pop(place, None)
+            self._queue.pop(queue_slot, None)
 
     def give_back(self) -> None:
         """Hand a slot to the first in the queue; a newcomer cannot get there before."""
         while self._queue:
-            place, _ = self._queue.popitem(last=False)
-            if not place.done():  # it has left in this very tick
-                place.set_result(True)
+            queue_slot, _ = self._queue.popitem(last=False)
+            if not queue_slot.done():  # it left in this very tick
+                queue_slot.set_result(True)
                 return
         self._free += 1
 
@@ -98,7 +98,7 @@ class Limiter:
 class Limiters:
     """The limiters of one event loop: the guard's own, and one of each name that has a limit.
 
-    A limiter lives as long as a load has a slot of it, or queues for one: an idle one limits nothing.
+    A limiter lives as long as a load has a slot of it, or queues for one, because an idle one limits nothing.
 
     Args:
         max_loads: Of the guard; `None` sets no limit.
@@ -111,9 +111,9 @@ class Limiters:
         self._named: WeakValueDictionary[tuple[str, int], Limiter] = WeakValueDictionary()
 
     def of(self, name: str, max_loads: int | None) -> Limiter | None:
-        """Return what limits the loads under *name* to *max_loads*; `None` if nothing does.
+        """Return the limiter of the loads under *name* that has *max_loads* slots; `None` if there is no limit.
 
-        It is found by both: of two numbers under one name, which `fetch` may be given, neither widens the other.
+        Its key is the name and the number. `fetch` may be given two numbers under one name, and neither widens the other.
         """
         if max_loads is None:
             return self._all

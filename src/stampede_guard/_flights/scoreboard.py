@@ -115,24 +115,24 @@ class Flight(Generic[T]):
         "board",
         "confirmation",
         "generation",
-        "is_held",
         "is_over",
         "is_reading",
         "is_refresh",
-        "is_urgent",
         "joinable_until",
         "landed",
         "loader_called",
         "loop",
         "next_turn",
         "on_abandon",
-        "on_rest",
+        "on_settled",
         "op",
         "outer",
-        "place",
+        "queue_slot",
         "shown",
+        "skips_queue",
         "tags",
         "task",
+        "waits_elsewhere",
     )
 
     def __init__(  # noqa: PLR0915  # all that there is to know of it
@@ -151,8 +151,8 @@ class Flight(Generic[T]):
         self._turn: asyncio.Future[None] | None = None  # done once the flight before this one has landed
         self._ahead: Flight[Any] | None = None  # that one, until then
         self.next_turn: asyncio.Future[None] | None = None  # the same of the flight behind this one
-        self.is_held = False  # it waits for a load in another process
-        self.on_rest: Callable[[], object] | None = None  # called once it is held, and once it is over
+        self.waits_elsewhere = False  # it waits for a load in another process
+        self.on_settled: Callable[[], object] | None = None  # called when it waits elsewhere, and when it is over
         self.tags: Sequence[str] = ()
         self.generation: Generation | None = None  # of the function that loads
         self.joinable_until = inf  # instant of its memory's clock
@@ -175,9 +175,9 @@ class Flight(Generic[T]):
         self.outer = outer  # the flight whose loader launched this one
         self.awaits: dict[object, Wait] = {}  # what calls within this one's load wait for, by their waiters
         self.shown: Slot | None = None  # what fronts know it by
-        self.place: asyncio.Future[bool] | None = None  # in a limiter's queue
-        # It holds a slot, or one that does waits for it: it may not queue.
-        self.is_urgent = outer is not None and _is_urgent(outer)
+        self.queue_slot: asyncio.Future[bool] | None = None  # in a limiter's queue
+        # Set while it holds a slot, or a load that holds one waits for it.
+        self.skips_queue = outer is not None and _skips_queue(outer)
         self._direct_read: DirectRead[T] | None = None
         self._value: Any = None
         self._failure: Failure | None = None
@@ -409,8 +409,8 @@ class Flight(Generic[T]):
 
     def _waited_for_by(self, current: "ref[Flight[Any]]") -> "Flight[Any] | None":
         """Return the flight whose load is about to wait for this one, if that is still up."""
-        if _is_urgent(current):
-            self.urge()
+        if _skips_queue(current):
+            self.skip_queue()
         return _still_up(current)
 
     def begin_wait(self, waiter: asyncio.Future[str], flight: "Flight[Any]") -> None:
@@ -463,23 +463,26 @@ class Flight(Generic[T]):
             self._failure = None  # or error, traceback, the waiter's frame and the flight would hold each other
         return failure.for_waiter(is_last=is_last)
 
-    def hold(self) -> None:
-        """Take note that it waits for a load in another process; who would load together with it need not wait too."""
-        self.is_held = True
-        if self.on_rest is not None:
-            self.on_rest()
+    def note_waiting_elsewhere(self) -> None:
+        """Note that it waits for a load in another process, so that a batch does not wait for it."""
+        self.waits_elsewhere = True
+        if self.on_settled is not None:
+            self.on_settled()
 
-    def urge(self) -> None:
-        """Let it, and whatever it waits for, queue no longer: somebody with a slot for loads waits for it."""
+    def skip_queue(self) -> None:
+        """Take it, and all flights that it waits for, out of the limiters' queues.
+
+        This is priority inheritance: a load that holds a slot waits for this flight.
+        """
         ahead: list[Flight[Any]] = [self]
         while ahead:
             flight = ahead.pop()
             # Another loop's is left alone: its futures are not this thread's to touch.
-            if flight.is_urgent or flight.loop is not self.loop:
+            if flight.skips_queue or flight.loop is not self.loop:
                 continue
-            flight.is_urgent = True
-            if flight.place is not None and not flight.place.done():
-                flight.place.set_result(False)
+            flight.skips_queue = True
+            if flight.queue_slot is not None and not flight.queue_slot.done():
+                flight.queue_slot.set_result(False)
             ahead += [wait.flight for wait in flight.awaits.values()]
 
     def start_clock(self, budget: float | None) -> None:
@@ -527,7 +530,7 @@ class Flight(Generic[T]):
         """Settle everybody: the load is over."""
         self.board.retire(self)
         self.is_over = True
-        self.is_urgent = False  # what the load has left behind queues like everybody
+        self.skips_queue = False  # tasks that the load has left behind queue like others
         self.task = self._eager = None  # it holds the load's frames, which hold this
         self._land(value, error)
         self.stop_clock()
@@ -535,8 +538,8 @@ class Flight(Generic[T]):
             self._end_read()
         if self._direct_read is not None:
             self._direct_read.close()
-        if self.on_rest is not None:
-            self.on_rest()
+        if self.on_settled is not None:
+            self.on_settled()
 
     def _land(self, value: T | None, error: Exception | None) -> None:
         if self.landed:
@@ -589,10 +592,10 @@ def _still_up(flight: ref[Flight[Any]] | None) -> Flight[Any] | None:
     return None if referent is None or referent.landed else referent
 
 
-def _is_urgent(flight: ref[Flight[Any]]) -> bool:
-    """Return whether the flight of the reference is urgent; one that was aborted still is, while it cleans up."""
+def _skips_queue(flight: ref[Flight[Any]]) -> bool:
+    """Return whether the flight of the reference skips queues; an aborted one still does, while it cleans up."""
     referent = flight()
-    return referent is not None and referent.is_urgent
+    return referent is not None and referent.skips_queue
 
 
 def _stop(error: BaseException) -> NoReturn:
