@@ -644,7 +644,7 @@ class Guard:
     @staticmethod
     async def _close(site: LoopState) -> None:
         try:
-            await site.board.ground()
+            await site.board.cancel_all()
         finally:
             if site.backplane is not None:
                 await site.backplane.aclose()

@@ -90,7 +90,7 @@ async def test_call_cancelled_before_it_began(task_factory: str) -> None:
         await call
 
     assert (task_factory == "eager") == board.stats().executions
-    await board.ground()
+    await board.cancel_all()
 
 
 async def test_cancellation_that_was_asked_for_before_the_wait() -> None:
@@ -580,7 +580,7 @@ def calls_made(waiters: int, make_loop: MakeLoop) -> int:
             call.cancel()
         await asyncio.wait(calls)
         sys.setprofile(None)
-        await board.ground()
+        await board.cancel_all()
 
     loop.run_until_complete(crowd())
     return made
@@ -614,7 +614,7 @@ def test_mass_cancellation_looks_at_no_other_waiter(make_loop: MakeLoop) -> None
         for call in calls:
             call.cancel()
         await asyncio.wait(calls)
-        await board.ground()
+        await board.cancel_all()
 
     loop.run_until_complete(crowd())
 

@@ -707,7 +707,7 @@ async def test_load_that_ends_its_own_flight_while_its_task_is_created() -> None
 
     loop.set_task_factory(at_once)
     with pytest.raises(LoadCancelled):
-        await board.debounce(OP, board.ground)
+        await board.debounce(OP, board.cancel_all)
     loop.set_task_factory(factory)
 
     assert ({}, set(), 0) == (board.flights, board._up, board.stats().in_flight)
@@ -867,7 +867,7 @@ async def test_drain_waits_no_longer_than_it_may() -> None:
     await board.drain(0.001)
 
     assert not call.done()
-    await board.ground()
+    await board.cancel_all()
     with pytest.raises(LoadCancelled, match="menu-7: cancelled at shut-down"):
         await call
 
@@ -877,13 +877,13 @@ async def test_draining_nothing() -> None:
     board = Scoreboard()
 
     await board.drain(60)
-    await board.ground()
+    await board.cancel_all()
 
     assert set() == board._up
 
 
 async def test_ground_lets_loads_clean_up() -> None:
-    """A cancelled load may finish its clean-up before `ground` returns."""
+    """A cancelled load may finish its clean-up before `cancel_all` returns."""
     board, done = Scoreboard(), []
 
     async def load() -> None:
@@ -896,7 +896,7 @@ async def test_ground_lets_loads_clean_up() -> None:
     call = asyncio.create_task(board.debounce(OP, load))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
-    await board.ground()
+    await board.cancel_all()
 
     assert ["closed"] == done
     with pytest.raises(LoadCancelled):
@@ -919,7 +919,7 @@ async def test_ground_reports_a_load_that_does_not_end(
     call = asyncio.create_task(board.debounce(OP, stubborn))
     await pause()
     with caplog.at_level(logging.WARNING):
-        await board.ground()
+        await board.cancel_all()
 
     assert ["the load of menu-7 ignores its cancellation; left behind at shut-down"] == caplog.messages
     with pytest.raises(LoadCancelled):
@@ -1060,7 +1060,7 @@ async def test_urgency_reaches_all_that_is_waited_for(pause: Pause) -> None:
     calls.append(asyncio.create_task(board.debounce("beside", partial(load, "other end"))))
     await pause()
     flights = {flight.op: flight for flight in board._up}
-    place = flights["end"].place = asyncio.get_running_loop().create_future()
+    place = flights["end"].queue_slot = asyncio.get_running_loop().create_future()
     flights["start"].skip_queue()
     urgent = sorted(op for op, flight in flights.items() if flight.skips_queue)
     flights["start"].skip_queue()

@@ -113,7 +113,7 @@ class Limiters:
     def of(self, name: str, max_loads: int | None) -> Limiter | None:
         """Return the limiter of the loads under *name* that has *max_loads* slots; `None` if there is no limit.
 
-        Its key is the name and the number. `fetch` may be given two numbers under one name, and neither widens the other.
+        Its key is the name and the number: `fetch` may be given two numbers for one name.
         """
         if max_loads is None:
             return self._all

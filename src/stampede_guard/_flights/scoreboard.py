@@ -182,7 +182,7 @@ class Flight(Generic[T]):
         self._value: Any = None
         self._failure: Failure | None = None
 
-    def take_off(
+    def start(
         self, load: Callable[["Flight[T]"], Awaitable[T]], context: Context, direct_read: "DirectRead[T] | None" = None
     ) -> None:
         """Run *load* in a task of its own, so that it belongs to no caller, unless *direct_read* finds the value."""
@@ -255,10 +255,10 @@ class Flight(Generic[T]):
         return loop.create_task(run, name=name, context=context)
 
     async def _run(self, load: Callable[["Flight[T]"], Awaitable[T]]) -> None:
-        """Run *load*, and settle everybody in its last step: the task's callbacks come an iteration later.
+        """Run *load*, and wake all waiters in the task's last step; a done-callback would run one loop iteration later.
 
-        And each has its price, so there is one only where this cannot do without: before it has begun, and when it is
-        cancelled, or stops the loop.
+        A done-callback is attached only when that step may not run: before the task has started, and after a
+        cancellation or a `BaseException`.
         """
         self._has_begun = True
         if self.task is None:
@@ -277,7 +277,7 @@ class Flight(Generic[T]):
             self._finish(value, None)
 
     def _end(self, task: asyncio.Task[None]) -> None:
-        """Settle everybody if the load did not: it was cancelled, perhaps before it began, or stops the loop."""
+        """Wake all waiters if the load did not: it was cancelled, perhaps before it began, or stops the loop."""
         self.task = None
         if self.is_over:
             return
@@ -505,7 +505,7 @@ class Flight(Generic[T]):
         self.abort(LoadTimeout(f"{self.op}: the loader took longer than load_timeout={budget:g} s"))
 
     def abort(self, error: Exception) -> None:
-        """Settle everybody with *error* and cancel the load.
+        """Wake all waiters with *error* and cancel the load.
 
         Off the board in the same step as the cancellation: a newcomer never joins a dying flight. Nor does another
         process wait for a load that ignores its cancellation.
@@ -516,10 +516,10 @@ class Flight(Generic[T]):
         if self._direct_read is not None and not self.is_reading:  # else once there is an answer
             self._direct_read.close()
 
-    def strand(self) -> None:
-        """Write off a flight whose event loop was closed over it: nobody is left to be told."""
+    def fail_closed_loop(self) -> None:
+        """Fail a flight whose event loop was closed; no waiter can be woken any more."""
         self._waiters, self._present, self.next_turn = [], 0, None
-        self.board.retire(self)
+        self.board.discard(self)
         self._land(None, LoadCancelled(f"{self.op}: its event loop was closed"))
 
     def disown(self) -> None:
@@ -527,8 +527,8 @@ class Flight(Generic[T]):
         self._counters.in_flight -= not self.landed
 
     def _finish(self, value: T | None, error: Exception | None) -> None:
-        """Settle everybody: the load is over."""
-        self.board.retire(self)
+        """Wake all waiters: the load is over."""
+        self.board.discard(self)
         self.is_over = True
         self.skips_queue = False  # tasks that the load has left behind queue like others
         self.task = self._eager = None  # it holds the load's frames, which hold this
@@ -727,7 +727,7 @@ class Scoreboard:
             return None
         if flight.loop is not asyncio.get_running_loop():
             if flight.loop.is_closed():
-                flight.strand()
+                flight.fail_closed_loop()
                 return None
             message = f"{op}: another event loop is loading this; give each loop a Scoreboard, or use a Guard"
             raise WrongLoop(message)
@@ -764,9 +764,9 @@ class Scoreboard:
         if after is not None:
             flight.queue_behind(after)
         if not is_private:
-            self.flights[op] = flight  # before take-off: an eager task may land inside its own creation
+            self.flights[op] = flight  # before the start: an eager task may land inside its own creation
         self._up.add(flight)
-        flight.take_off(load, Context() if context is None else context, direct_read)
+        flight.start(load, Context() if context is None else context, direct_read)
         return flight
 
     def _check_recursion(self, op: str, outer: "ref[Flight[Any]]") -> None:
@@ -817,8 +817,8 @@ class Scoreboard:
             if ahead is not None and not ahead.landed:
                 self.flights[flight.op] = ahead
 
-    def retire(self, flight: Flight[Any]) -> None:
-        """Let go of a flight whose task has ended."""
+    def discard(self, flight: Flight[Any]) -> None:
+        """Discard a flight whose task has ended."""
         self._up.discard(flight)
 
     async def drain(self, timeout: float) -> None:  # noqa: ASYNC109  # what is left then is no error
@@ -830,7 +830,7 @@ class Scoreboard:
                 return
             await asyncio.wait(steps, timeout=left)
 
-    async def ground(self) -> None:
+    async def cancel_all(self) -> None:
         """Cancel all flights; their waiters get `LoadCancelled` at once, their loads a second to clean up."""
         for flight in tuple(self._up):
             flight.abort(LoadCancelled(f"{flight.op}: cancelled at shut-down"))
