@@ -19,11 +19,11 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Final, NoReturn
 
-from demo_api.servers import HOST, REVIVE, ServerError, free_port, is_listening, wait_until
+from demo_api.servers import HOST, REVIVE, ServerError, end_process, free_port, is_listening, wait_until
 
 # Another process may take a free port before the server binds it.
 PORT_ATTEMPTS: Final = 3
-STOP_TIMEOUT: Final = 10.0
+
 VALKEY_OPTIONS: Final = ("--bind", HOST, "--save", "", "--appendonly", "no")
 # The rows need not survive a power cut; all other options have Postgres' defaults.
 POSTGRES_OPTIONS: Final = ("fsync=off", "synchronous_commit=off", "full_page_writes=off", "unix_socket_directories=")
@@ -88,7 +88,7 @@ def _start_valkey(wanted: argparse.Namespace, folder: Path, running: ExitStack) 
     for candidate in _ports(wanted.redis_port):
         command = [*start, "--port", str(candidate), "--dir", folder, *options]
         process = _launch(command, folder / "valkey.log")
-        running.callback(_stop, process, signal.SIGKILL)
+        running.callback(end_process, process, signal.SIGKILL)
         if _comes_up(process, partial(is_listening, candidate)):
             return candidate, process.pid
     raise _failure(folder / "valkey.log")
@@ -122,7 +122,7 @@ def _start_postgres(folder: Path, running: ExitStack) -> int:
         place = ("-D", server.pgdata, "-h", HOST, "-p", str(candidate))
         command: list[str | Path] = [server.bin_path / "postgres", *place, *settings]
         process = _launch(command, folder / "postgres.log", user=server.system_user)
-        running.callback(_stop, process, signal.SIGQUIT)
+        running.callback(end_process, process, signal.SIGQUIT)
         if _comes_up(process, partial(_is_ready, server.pgdata)):
             return candidate
     raise _failure(folder / "postgres.log")
@@ -156,15 +156,6 @@ def _is_ready(pgdata: Path) -> bool:
     except FileNotFoundError:
         return False
     return len(lines) > 7 and lines[7].strip() == "ready"
-
-
-def _stop(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
-    process.send_signal(number)
-    try:
-        process.wait(STOP_TIMEOUT)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
 
 
 def _failure(log: Path) -> ServerError:

@@ -19,7 +19,9 @@ from pathlib import Path
 from typing import Any, Final
 
 HOST: Final = "127.0.0.1"
+# Seconds that a guardian, and any other process, may take to end.
 STOP_TIMEOUT: Final = 20.0
+END_TIMEOUT: Final = 10.0
 POLL_INTERVAL: Final = 0.005
 # The line that tells a guardian to start its servers again.
 REVIVE: Final = "revive\n"
@@ -170,6 +172,16 @@ def guardian(wanted: Sequence[str]) -> Generator[tuple[dict[str, Any], Callable[
     finally:
         # Closing the pipe may not suffice, because a forked child can hold it open.
         process.communicate("stop\n", timeout=STOP_TIMEOUT)
+
+
+def end_process(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    """Send a signal to *process* if it still runs, and kill it if it does not end in time."""
+    process.send_signal(number)
+    try:
+        process.wait(END_TIMEOUT)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def free_port() -> int:

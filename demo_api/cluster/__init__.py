@@ -8,14 +8,7 @@ __all__ = ["add_arguments", "run"]
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Put load on the processes without and with the lease, and print what was found.
-
-    Args:
-        arguments: What `add_arguments` has parsed.
-
-    Returns:
-        The exit code: 0, 1 if something failed, 2 for an invalid value, 130 after Ctrl-C.
-    """
+    """Put load on the processes without and with the lease; print the results, return the exit code."""
     from .command import demonstrate  # noqa: PLC0415  # NumPy would slow the start of the service
 
     return demonstrate(arguments)

@@ -1,19 +1,13 @@
 """The command: from the arguments to the table."""
 
 import argparse
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from pydantic import ValidationError
 from rich.console import Console
 
-from ..compare.ending import BAD_USAGE, FAILED, INTERRUPTED, end_as_by_ctrl_c, fail
+from ..compare.ending import BAD_USAGE, FAILED, carry_out, fail
 from ..compare.options import BadOptionError
-from ..compare.processes import ChildError, allow_many_connections
-from ..compare.progress import LiveProgress
 from ..compare.tables import show
-from ..database import DatabaseError
-from ..servers import ServerError
 from ..settings import explain
 from .demonstration import Demonstration
 from .options import parse
@@ -30,7 +24,7 @@ def demonstrate(arguments: argparse.Namespace) -> int:
         return fail(explain(error), BAD_USAGE)
     console = Console()
     demonstration = Demonstration(fleet)
-    code = _measure(demonstration, console)
+    code = carry_out(demonstration.run, demonstration.runs, console)
     if demonstration.findings:
         show(grid(fleet, demonstration.findings), console)
     if code:
@@ -38,16 +32,3 @@ def demonstrate(arguments: argparse.Namespace) -> int:
     return (
         FAILED if any(each.measurement.errors + each.measurement.unanswered for each in demonstration.findings) else 0
     )
-
-
-def _measure(demonstration: Demonstration, console: Console) -> int:
-    allow_many_connections()
-    end_as_by_ctrl_c()
-    try:
-        with TemporaryDirectory() as folder, LiveProgress(demonstration.runs, console) as progress:
-            demonstration.run(progress, Path(folder))
-    except KeyboardInterrupt:
-        return fail("interrupted; what had finished until then:", INTERRUPTED)
-    except (ChildError, DatabaseError, ServerError, OSError) as error:
-        return fail(str(error), FAILED)
-    return 0

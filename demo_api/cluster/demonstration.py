@@ -1,6 +1,5 @@
 """The same load on the same processes, without and with the lease."""
 
-import asyncio
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -9,7 +8,6 @@ from ..compare.comparison import Watcher, open_servers
 from ..compare.load import generate
 from ..compare.measurement import Measurement
 from ..compare.plan import Run, Scenario, Shape
-from ..seeding import seed
 from .options import Fleet
 from .processes import running_processes
 
@@ -35,17 +33,9 @@ class Demonstration:
     def run(self, watcher: Watcher, folder: Path) -> None:
         """Run both; finished runs are in `findings`, also after an interruption.
 
-        Args:
-            watcher: Told of the progress.
-            folder: Where the logs of the processes go.
-
-        Raises:
-            ChildError: If the service or Locust fails.
-            ServerError: If an embedded server cannot run here.
-            DatabaseError: If Postgres cannot be reached.
+        Arguments and errors are those of `Comparison.run`.
         """
         with open_servers() as servers:
-            asyncio.run(seed(servers.postgres))
             for run in self.runs:
                 watcher.booting(run)
                 with running_processes(self._fleet, servers, folder, lease=MODES[run.mode]) as processes:

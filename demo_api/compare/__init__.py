@@ -8,14 +8,7 @@ __all__ = ["add_arguments", "run"]
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Compare the modes, print what was found, and write the report.
-
-    Args:
-        arguments: What `add_arguments` has parsed.
-
-    Returns:
-        The exit code: 0, 1 if something failed, 2 for an invalid value, 130 after Ctrl-C.
-    """
+    """Compare the modes; print the results, write the report, return the exit code."""
     from .command import compare  # noqa: PLC0415  # matplotlib would double the start time
 
     return compare(arguments)

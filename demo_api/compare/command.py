@@ -2,21 +2,15 @@
 
 import argparse
 from datetime import datetime
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from pydantic import ValidationError
 from rich.console import Console
 
-from ..database import DatabaseError
-from ..servers import ServerError
 from ..settings import Settings, explain
 from .comparison import Comparison
-from .ending import BAD_USAGE, FAILED, INTERRUPTED, end_as_by_ctrl_c, fail
+from .ending import BAD_USAGE, carry_out, fail
 from .options import BadOptionError, Options, parse
 from .plan import PREBUILT, plan
-from .processes import ChildError, allow_many_connections
-from .progress import LiveProgress
 from .report import Report, write
 from .tables import grids, show, target_grid
 from .targets import targets
@@ -36,7 +30,7 @@ def compare(arguments: argparse.Namespace) -> int:
 def _compare(options: Options, settings: Settings) -> int:
     console = Console()
     comparison, begun_at = Comparison(options), datetime.now().astimezone()
-    code = _measure(comparison, options, console)
+    code = carry_out(comparison.run, plan(options), console)
     found = comparison.measurements
     if found:
         reached = targets(found, settings.l2_ttl)
@@ -48,16 +42,3 @@ def _compare(options: Options, settings: Settings) -> int:
         if not code:
             console.print(f"The report is in {write(report)}", highlight=False, soft_wrap=True)
     return code
-
-
-def _measure(comparison: Comparison, options: Options, console: Console) -> int:
-    allow_many_connections()
-    end_as_by_ctrl_c()
-    try:
-        with TemporaryDirectory() as folder, LiveProgress(plan(options), console) as progress:
-            comparison.run(progress, Path(folder))
-    except KeyboardInterrupt:
-        return fail("interrupted; what had finished until then:", INTERRUPTED)
-    except (ChildError, DatabaseError, ServerError, OSError) as error:
-        return fail(str(error), FAILED)
-    return 0

@@ -56,7 +56,6 @@ class Comparison:
             DatabaseError: If Postgres cannot be reached.
         """
         with open_servers() as servers:
-            asyncio.run(seed(servers.postgres))
             for run in plan(self._options):
                 watcher.booting(run)
                 with running_service(run.mode, servers, folder / "service.log") as service:
@@ -69,7 +68,9 @@ class Comparison:
 
 @contextmanager
 def open_servers() -> Generator[ServerUrls]:
-    """Open the servers that `REDIS_URL` and `DATABASE_URL` name, or embedded ones."""
+    """Open the servers that `REDIS_URL` and `DATABASE_URL` name, or embedded ones; seed the menus."""
     redis, postgres = os.environ.get("REDIS_URL", ""), os.environ.get("DATABASE_URL", "")
     with embedded_servers(redis=not redis, postgres=not postgres) as own:
-        yield ServerUrls(redis=redis or own.redis, postgres=postgres or own.postgres)
+        servers = ServerUrls(redis=redis or own.redis, postgres=postgres or own.postgres)
+        asyncio.run(seed(servers.postgres))
+        yield servers

@@ -10,7 +10,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-STOP_TIMEOUT: Final = 10.0
+from ..servers import end_process
+
 LINES_OF_LOG: Final = 15
 MANY_FILES: Final = 20_000
 
@@ -51,7 +52,7 @@ def child(
         yield process
     finally:
         if process is not None:
-            _stop(process, stop_signal)
+            _end(process, stop_signal)
 
 
 @contextmanager
@@ -72,14 +73,9 @@ def _interrupts_held_back() -> Generator[None]:
             signal.raise_signal(received)
 
 
-def _stop(process: subprocess.Popen[bytes], stop_signal: signal.Signals) -> None:
-    if process.poll() is None:
-        process.send_signal(stop_signal)
+def _end(process: subprocess.Popen[bytes], stop_signal: signal.Signals) -> None:
     try:
-        process.wait(STOP_TIMEOUT)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+        end_process(process, stop_signal)
     finally:
         # The child may have started processes itself.
         with suppress(ProcessLookupError):

@@ -36,6 +36,13 @@ class Results:
         """Return the run of *mode*, if it is finished."""
         return self._found.get((mode, scenario, shape))
 
+    def pairs(self, mode: str, other: str, shape: Shape) -> Iterator[tuple[Scenario, Measurement, Measurement]]:
+        """Yield the runs of two modes, for each scenario in which both are finished."""
+        for scenario in Scenario:
+            first, second = self.find(mode, scenario, shape), self.find(other, scenario, shape)
+            if first and second:
+                yield scenario, first, second
+
     def of(self, scenario: Scenario, shape: Shape) -> list[Measurement]:
         """Return the runs to be compared with each other, in the order in which they were run."""
         return [each for key, each in self._found.items() if key[1:] == (scenario, shape)]
@@ -59,47 +66,39 @@ def targets(measurements: Sequence[Measurement], l2_ttl: float) -> list[Target]:
 
 
 def _p99_reductions(results: Results) -> Iterator[Target]:
-    for scenario, wanted in P99_REDUCTION.items():
-        off = results.find("off", scenario, Shape.CONSTANT_RATE)
-        on = results.find("on", scenario, Shape.CONSTANT_RATE)
-        if off and on:
-            reduction = 1 - on.p99 / off.p99
-            yield Target(
-                f"p99 against off: {_title(scenario, Shape.CONSTANT_RATE)}",
-                f"{-reduction:+.1%} ({off.p99:,.1f} → {on.p99:,.1f} ms)",
-                _change(-wanted),
-                reduction >= wanted,
-                _change(-p99_reduction(scenario)),
-            )
+    for scenario, off, on in results.pairs("off", "on", Shape.CONSTANT_RATE):
+        wanted = P99_REDUCTION[scenario]
+        reduction = 1 - on.p99 / off.p99
+        yield Target(
+            f"p99 against off: {_title(scenario, Shape.CONSTANT_RATE)}",
+            f"{-reduction:+.1%} ({off.p99:,.1f} → {on.p99:,.1f} ms)",
+            _change(-wanted),
+            reduction >= wanted,
+            _change(-p99_reduction(scenario)),
+        )
 
 
 def _throughput_gains(results: Results) -> Iterator[Target]:
-    for scenario in Scenario:
-        off = results.find("off", scenario, Shape.SATURATION)
-        on = results.find("on", scenario, Shape.SATURATION)
-        if off and on:
-            gain = on.throughput / off.throughput
-            yield Target(
-                f"requests/s against off: {_title(scenario, Shape.SATURATION)}",
-                f"{gain:.2f}× ({off.throughput:,.0f} → {on.throughput:,.0f})",
-                f"≥ {THROUGHPUT_GAIN:.2f}×",
-                gain >= THROUGHPUT_GAIN,
-                f"{throughput_gain(scenario):.2f}×",
-            )
+    for scenario, off, on in results.pairs("off", "on", Shape.SATURATION):
+        gain = on.throughput / off.throughput
+        yield Target(
+            f"requests/s against off: {_title(scenario, Shape.SATURATION)}",
+            f"{gain:.2f}× ({off.throughput:,.0f} → {on.throughput:,.0f})",
+            f"≥ {THROUGHPUT_GAIN:.2f}×",
+            gain >= THROUGHPUT_GAIN,
+            f"{throughput_gain(scenario):.2f}×",
+        )
 
 
 def _shares_of_prebuilt(results: Results) -> Iterator[Target]:
-    for scenario in Scenario:
-        prebuilt = results.find(PREBUILT, scenario, Shape.SATURATION)
-        on = results.find("on", scenario, Shape.SATURATION)
-        if prebuilt and on:
-            share = on.throughput / prebuilt.throughput
-            yield Target(
-                f"requests/s against prebuilt: {_title(scenario, Shape.SATURATION)}",
-                f"{share:.2f}× ({prebuilt.throughput:,.0f} → {on.throughput:,.0f})",
-                f"≥ {SHARE_OF_PREBUILT:.2f}×",
-                share >= SHARE_OF_PREBUILT,
-            )
+    for scenario, prebuilt, on in results.pairs(PREBUILT, "on", Shape.SATURATION):
+        share = on.throughput / prebuilt.throughput
+        yield Target(
+            f"requests/s against prebuilt: {_title(scenario, Shape.SATURATION)}",
+            f"{share:.2f}× ({prebuilt.throughput:,.0f} → {on.throughput:,.0f})",
+            f"≥ {SHARE_OF_PREBUILT:.2f}×",
+            share >= SHARE_OF_PREBUILT,
+        )
 
 
 def _queries(results: Results, l2_ttl: float) -> Iterator[Target]:
@@ -118,16 +117,14 @@ def _queries(results: Results, l2_ttl: float) -> Iterator[Target]:
 
 
 def _leads_over_aiocache(results: Results) -> Iterator[Target]:
-    for shape, scenario in product(Shape, Scenario):
-        aiocache, on = results.find("aiocache", scenario, shape), results.find("on", scenario, shape)
-        if not aiocache or not on:
-            continue
-        measured, is_ahead = f"p99 {aiocache.p99:,.0f} → {on.p99:,.0f} ms", on.p99 < aiocache.p99
-        # At a constant rate all modes get the same number of requests.
-        if shape is Shape.SATURATION:
-            measured += f", {aiocache.throughput:,.0f} → {on.throughput:,.0f}/s"
-            is_ahead = is_ahead and on.throughput > aiocache.throughput
-        yield Target(f"ahead of aiocache: {_title(scenario, shape)}", measured, "ahead", is_ahead)
+    for shape in Shape:
+        for scenario, aiocache, on in results.pairs("aiocache", "on", shape):
+            measured, is_ahead = f"p99 {aiocache.p99:,.0f} → {on.p99:,.0f} ms", on.p99 < aiocache.p99
+            # At a constant rate all modes get the same number of requests.
+            if shape is Shape.SATURATION:
+                measured += f", {aiocache.throughput:,.0f} → {on.throughput:,.0f}/s"
+                is_ahead = is_ahead and on.throughput > aiocache.throughput
+            yield Target(f"ahead of aiocache: {_title(scenario, shape)}", measured, "ahead", is_ahead)
 
 
 def _title(scenario: Scenario, shape: Shape) -> str:
