@@ -6,8 +6,6 @@ Each family of rows is measured in a process of its own, with all its candidates
 import argparse
 import importlib.metadata
 import platform
-import re
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -17,12 +15,12 @@ from pathlib import Path
 
 import msgspec
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from benchmarks.child import PROGRESS
+from benchmarks.children import Tell, run_child
+from benchmarks.machine import machine
 from benchmarks.model import Report, Table
 from benchmarks.peers import all_peers
-from benchmarks.show import show, updated
+from benchmarks.show import bars, show, updated
 
 FAMILIES = ("hits", "waiters", "misses", "memory", "expiry", "redis", "instructions")
 LOOPS = ("asyncio", "uvloop")
@@ -63,17 +61,6 @@ def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def machine() -> str:
-    """Return the processors and the system."""
-    model = platform.processor() or platform.machine()
-    description = Path("/proc/cpuinfo")
-    if description.exists():
-        models = re.findall(r"^model name\s*: (.+)$", description.read_text(), re.MULTILINE)
-        if models:
-            model = f"{len(models)} × {models[0]}"
-    return f"{model}, {platform.system()}"
-
-
 def versions() -> dict[str, str]:
     """Return the installed versions of the measured packages."""
     found: dict[str, str] = {}
@@ -96,34 +83,14 @@ def runs(chosen: argparse.Namespace) -> list[tuple[str, str]]:
     ]
 
 
-def measured(family: str, loop: str, *, is_quick: bool, tell: Callable[[float, str], None]) -> list[Table] | str:
+def measured(family: str, loop: str, *, is_quick: bool, tell: Tell) -> list[Table] | str:
     """Measure *family* in a process of its own; return its tables, or why there are none."""
     if loop != "asyncio" and find_spec(loop) is None:
         return f"{family}: {loop} is not installed"
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "tables.json"
-        command = [
-            sys.executable,
-            "-m",
-            "benchmarks.child",
-            family,
-            loop,
-            str(path),
-            *(["--quick"] if is_quick else []),
-        ]
-        with (
-            (Path(folder) / "errors").open("w+") as errors,
-            subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) as child,  # noqa: S603
-        ):
-            assert child.stdout is not None
-            for line in child.stdout:
-                if line.startswith(PROGRESS):
-                    _, done, said = line.rstrip("\n").split("\t")
-                    tell(float(done), said)
-            child.wait()
-            if child.returncode:
-                errors.seek(0)
-                return f"{family}, {loop}: exit {child.returncode}\n{errors.read()[-2000:]}"
+        path, flags = Path(folder) / "tables.json", ["--quick"] if is_quick else []
+        if why := run_child("benchmarks.child", family, loop, str(path), *flags, told=tell):
+            return f"{family}, {loop}: {why}"
         return msgspec.json.decode(path.read_bytes(), type=list[Table])
 
 
@@ -137,20 +104,15 @@ def measure(chosen: argparse.Namespace, console: Console) -> Report:
         versions=versions(),
         tables=[],
     )
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[said]}"), TimeElapsedColumn())
-    with Progress(*columns, console=console) as progress:
+    with bars(console) as add:
         for family, loop in runs(chosen):
-            task = progress.add_task(f"{family}, {loop}", total=1.0, said="")
-
-            def tell(done: float, said: str, task: object = task) -> None:
-                progress.update(task, completed=done, said=said)  # type: ignore[arg-type]
-
+            tell = add(f"{family}, {loop}")
             found = measured(family, loop, is_quick=chosen.quick, tell=tell)
             if isinstance(found, str):
                 report.notes.append(found)
             else:
                 report.tables += found
-            progress.update(task, completed=1.0, said="")
+            tell(1.0, "")
     return report
 
 

@@ -10,14 +10,8 @@ from pathlib import Path
 
 import msgspec
 
+from benchmarks.children import tell
 from benchmarks.families import Setting
-
-PROGRESS = "progress\t"
-
-
-def tell(done: float, said: str) -> None:
-    """Report the progress to the parent process."""
-    print(f"{PROGRESS}{done:.3f}\t{said}", flush=True)  # noqa: T201
 
 
 def main() -> None:

@@ -5,25 +5,24 @@ Each is measured in a process of its own.
 """
 
 import argparse
-import os
 import platform
-import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from benchmarks.growing import PROGRESS, QUESTIONS, Question
+from benchmarks.children import Tell, run_child
+from benchmarks.growing import QUESTIONS, Question
 from benchmarks.growing.page import file_of, markdown, replaced, show
 from benchmarks.growing.pictures import draw
+from benchmarks.machine import machine
+from benchmarks.show import bars
 from stampede_guard import is_compiled
 
-REPOSITORY = Path(__file__).parents[1]
 DOCS = Path("docs")
 PAGE = Path("explanation/growth.md")
 ASSETS = Path("assets")
@@ -69,55 +68,30 @@ def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def machine() -> str:
-    """Return a description of the machine, the system and the Python."""
-    model = platform.processor() or platform.machine()
-    description = Path("/proc/cpuinfo")
-    if description.exists():
-        lines = description.read_text().splitlines()
-        model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), model)
-    path = "with the compiled part" if is_compiled else "without the compiled part"
-    return f"{os.cpu_count()} cores ({model}), {platform.system()}, Python {platform.python_version()}, {path}"
-
-
-def measured(name: str, *, is_quick: bool, tell: Callable[[float, str], None]) -> Question:
+def measured(name: str, *, is_quick: bool, tell: Tell) -> Question:
     """Measure one question in a process of its own.
 
     Raises:
         MeasuringError: If the process failed.
     """
-    with tempfile.TemporaryDirectory() as folder, (Path(folder) / "errors").open("w+") as errors:
-        path = Path(folder) / "question.json"
-        flags = ["--quick"] if is_quick else []
-        command = [sys.executable, "-m", "benchmarks.growing", name, str(path), *flags]
-        with subprocess.Popen(  # noqa: S603  # a module of this package
-            command, stdout=subprocess.PIPE, stderr=errors, text=True, cwd=REPOSITORY
-        ) as child:
-            assert child.stdout is not None
-            for line in child.stdout:
-                if line.startswith(PROGRESS):
-                    _, done, said = line.rstrip("\n").split("\t")
-                    tell(float(done), said)
-        if child.returncode:
-            errors.seek(0)
-            message = f"{name}: exit {child.returncode}\n{errors.read()[-2000:]}"
+    with tempfile.TemporaryDirectory() as folder:
+        path, flags = Path(folder) / "question.json", ["--quick"] if is_quick else []
+        if why := run_child("benchmarks.growing", name, str(path), *flags, told=tell):
+            message = f"{name}: {why}"
             raise MeasuringError(message)
         return msgspec.json.decode(path.read_bytes(), type=Question)
 
 
 def measure(chosen: argparse.Namespace, console: Console) -> Report:
     """Measure the chosen questions."""
-    report = Report(datetime.now(UTC).strftime("%Y-%m-%d"), machine(), chosen.quick, [])
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[said]}"), TimeElapsedColumn())
-    with Progress(*columns, console=console) as progress:
+    form = "with the compiled part" if is_compiled else "without the compiled part"
+    place = f"{machine()}, Python {platform.python_version()}, {form}"
+    report = Report(datetime.now(UTC).strftime("%Y-%m-%d"), place, chosen.quick, [])
+    with bars(console) as add:
         for name in chosen.only:
-            task = progress.add_task(name, total=1.0, said="")
-
-            def tell(done: float, said: str, task: object = task) -> None:
-                progress.update(task, completed=done, said=said)  # type: ignore[arg-type]
-
+            tell = add(name)
             report.questions.append(measured(name, is_quick=chosen.quick, tell=tell))
-            progress.update(task, completed=1.0, said="")
+            tell(1.0, "")
     return report
 
 

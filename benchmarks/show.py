@@ -1,16 +1,32 @@
 """Reports, for the terminal and for the documentation."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 
 from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table as Grid
 
+from benchmarks.children import Tell
 from benchmarks.model import Column, Figure, Report, Row, Table, shortfalls
 
 BEGIN = "<!-- figures: written by the command, not by hand -->"
 END = "<!-- end of figures -->"
 
 _LOOPS = {"asyncio": "asyncio's event loop"}
+
+
+@contextmanager
+def bars(console: Console) -> Iterator[Callable[[str], Tell]]:
+    """Yield a function that adds a bar with a title, and returns what moves it."""
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[said]}"), TimeElapsedColumn())
+    with Progress(*columns, console=console) as progress:
+
+        def add(title: str) -> Tell:
+            task = progress.add_task(title, total=1.0, said="")
+            return lambda done, said: progress.update(task, completed=done, said=said)
+
+        yield add
 
 
 def number(value: float, digits: int) -> str:

@@ -9,10 +9,11 @@ import random
 from collections.abc import Awaitable, Callable, Mapping
 from time import perf_counter
 
+from .children import Tell
 from .model import Figure
+from .subjects import Function
 
 Round = Callable[[], Awaitable[float]]
-Tell = Callable[[float, str], None]
 
 
 async def interleaved(
@@ -48,6 +49,14 @@ async def interleaved(
             spent[name] += perf_counter() - started_at
         tell((number + 1) / rounds, f"round {number + 1} of {rounds}")
     return {name: Figure.of(times) for name, times in found.items() if times and name not in failures}
+
+
+async def fill(function: Function, first: int, end: int) -> float:
+    """Call *function* with each number from *first* to *end*; return the seconds that it takes."""
+    started_at = perf_counter()
+    for key in range(first, end):
+        await function(key)
+    return perf_counter() - started_at
 
 
 def described(error: BaseException) -> str:

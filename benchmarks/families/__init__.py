@@ -1,8 +1,8 @@
 """The families of rows, each measured in one process and run."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from benchmarks.children import Tell
 from benchmarks.model import Figure, Row
 from benchmarks.peers.peer import Peer
 
@@ -19,7 +19,7 @@ class Setting:
         loop: Name of the event loop.
     """
 
-    tell: Callable[[float, str], None]
+    tell: Tell
     is_quick: bool = False
     loop: str = "asyncio"
 
@@ -36,3 +36,8 @@ def row_of(peer: Peer, figures: list[Figure | None], note: str = "") -> Row:
     """Return the row of *peer*."""
     lacks = list(peer.lacks) if peer.role in {"peer", "reference"} else []
     return Row(peer.name, figures, peer.role, lacks, note)
+
+
+def row_in(columns: list[dict[str, Figure]], peer: Peer, failures: dict[str, str]) -> Row:
+    """Return the row of *peer*, with its figures in *columns*, or the reason why it has none."""
+    return row_of(peer, [column.get(peer.name) for column in columns], failures.get(peer.name, ""))

@@ -12,6 +12,7 @@ from benchmarks.peers import all_peers
 from benchmarks.peers.peer import MEMORY, TTL, Peer
 from benchmarks.peers.references import BARE_TTL_CACHE
 from benchmarks.subjects import Function, Terms, one_argument
+from benchmarks.timing import fill
 
 PILOT = 2_000  # inserts that predict how long the filling takes
 INSERTS = 1_000  # after all entries have expired
@@ -44,20 +45,13 @@ class Ticker:
             before, before_own = now, now_own
 
 
-async def _fill(function: Function, first: int, end: int) -> float:
-    started_at = time.perf_counter()
-    for key in range(first, end):
-        await function(key)
-    return time.perf_counter() - started_at
-
-
 async def measure_one(peer: Peer, entries: float) -> list[float | None]:
     """Return the longest stalls in ms: while entries expire, during later misses, and of both."""
     count = int(entries)
     # Collections take longer with each entry, so filling would take longer than the pilot predicts.
     gc.disable()
     async with peer.wrap(one_argument(), Terms(maxsize=2 * count)) as function:
-        each = await _fill(function, 0, PILOT) / PILOT
+        each = await fill(function, 0, PILOT) / PILOT
     filling = each * count
     for room in ROOMS:
         life = math.ceil(0.3 + room * filling)
@@ -65,9 +59,9 @@ async def measure_one(peer: Peer, entries: float) -> list[float | None]:
             message = f"filling takes {filling:.0f} s"
             raise TimeoutError(message)
         async with peer.wrap(one_argument(), Terms(ttl=life, maxsize=2 * count)) as function:
-            filling = await _fill(function, 0, count)
+            filling = await fill(function, 0, count)
             # Some entries are read again, as in the other families.
-            filling += await _fill(function, 0, count // 10)
+            filling += await fill(function, 0, count // 10)
             if filling < life:
                 return await _stalls(function, count, life * (SPREAD if peer.name == SPREADING else 1.0))
     message = f"filling took {filling:.1f} s, and a life is {life} s: the first entries expired before the last came"

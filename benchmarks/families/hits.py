@@ -6,11 +6,11 @@ from itertools import repeat
 from time import perf_counter
 from typing import Any
 
-from benchmarks.families import Setting, row_of
+from benchmarks.families import Setting, row_in
 from benchmarks.families.wrapped import all_wrapped
 from benchmarks.model import Column, Figure, Row, Table, Target
 from benchmarks.peers import all_peers
-from benchmarks.peers.peer import MEMORY, Peer
+from benchmarks.peers.peer import MEMORY
 from benchmarks.peers.references import BARE, BARE_TTL_CACHE
 from benchmarks.subjects import VALUE, Function, Terms, one_argument, three_arguments
 from benchmarks.timing import interleaved
@@ -112,7 +112,7 @@ async def measure(setting: Setting) -> list[Table]:
                     failures,
                 )
             )
-    rows = [_row(peer, columns, failures) for peer in peers]
+    rows = [row_in(columns, peer, failures) for peer in peers]
     rows.append(Row(LRU_CACHE, [column.get(LRU_CACHE) for column in columns], "reference", ["everything async"]))
     return [
         Table(
@@ -124,7 +124,3 @@ async def measure(setting: Setting) -> list[Table]:
             setting.loop,
         )
     ]
-
-
-def _row(peer: Peer, columns: list[dict[str, Figure]], failures: dict[str, str]) -> Row:
-    return row_of(peer, [column.get(peer.name) for column in columns], failures.get(peer.name, ""))

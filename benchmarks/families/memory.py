@@ -2,7 +2,6 @@
 
 import gc
 from statistics import median
-from time import perf_counter
 
 import psutil
 
@@ -12,7 +11,8 @@ from benchmarks.model import Column, Figure, Table, Target
 from benchmarks.peers import all_peers
 from benchmarks.peers.peer import BOUND, MEMORY, Peer
 from benchmarks.peers.references import BARE_TTL_CACHE, DICT
-from benchmarks.subjects import Function, Terms, one_argument
+from benchmarks.subjects import Terms, one_argument
+from benchmarks.timing import fill
 
 ROUNDS = 9
 INSERTS = 500  # of a round
@@ -24,11 +24,11 @@ async def measure_one(peer: Peer, entries: float) -> list[float | None]:
     count = int(entries)
     async with peer.wrap(one_argument(), Terms(maxsize=count)) as function:
         # The first calls allocate what a cache allocates once.
-        await _fill(function, -100, 0)
+        await fill(function, -100, 0)
         before = _used()
-        took = await _fill(function, 0, count)
+        took = await fill(function, 0, count)
         # All entries are read again, as entries worth keeping are.
-        await _fill(function, 0, count)
+        await fill(function, 0, count)
         size = (_used() - before) / count
         if BOUND in peer.lacks:
             return [size, None, took]
@@ -36,15 +36,8 @@ async def measure_one(peer: Peer, entries: float) -> list[float | None]:
         times = []
         for number in range(ROUNDS):
             first = count + number * INSERTS
-            times.append(await _fill(function, first, first + INSERTS) / INSERTS * 1e6)
+            times.append(await fill(function, first, first + INSERTS) / INSERTS * 1e6)
         return [size, median(times), took]
-
-
-async def _fill(function: Function, first: int, end: int) -> float:
-    started_at = perf_counter()
-    for key in range(first, end):
-        await function(key)
-    return perf_counter() - started_at
 
 
 def _used() -> int:

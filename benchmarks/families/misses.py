@@ -7,7 +7,7 @@ from itertools import count, islice
 from time import perf_counter
 from typing import Any
 
-from benchmarks.families import Setting, row_of
+from benchmarks.families import Setting, row_in
 from benchmarks.families.wrapped import all_wrapped
 from benchmarks.model import Column, Figure, Table, Target
 from benchmarks.peers import all_peers
@@ -52,9 +52,7 @@ async def measure(setting: Setting) -> list[Table]:
                 )
             )
     loop.set_task_factory(None)
-    rows = [
-        row_of(peer, [column.get(peer.name) for column in columns], failures[0].get(peer.name, "")) for peer in peers
-    ]
+    rows = [row_in(columns, peer, failures[0]) for peer in peers]
     for row in rows:
         if not row.note and row.name in failures[1]:
             row.note = f"with eager tasks: {failures[1][row.name]}"

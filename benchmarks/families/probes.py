@@ -15,10 +15,10 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import TypeVar
 
+from benchmarks.children import Tell
 from benchmarks.families import NOT_INSTALLED
 from benchmarks.peers import is_installed, named
 from benchmarks.peers.peer import Peer
-from benchmarks.timing import Tell
 
 TIMEOUT = 240.0
 # With fixed thresholds, malloc returns each large block to the system as soon as it is free.

@@ -13,12 +13,11 @@ from itertools import count
 from time import perf_counter
 from typing import Any
 
-from benchmarks.families import Setting, row_of
+from benchmarks.families import Setting, row_in
 from benchmarks.families.wrapped import all_wrapped
 from benchmarks.model import Column, Figure, Row, Table, Target
 from benchmarks.peers import all_peers
 from benchmarks.peers.guard import NAMESPACE
-from benchmarks.peers.peer import Peer
 from benchmarks.subjects import VALUE, Function, Subject, Terms, subject_of
 from benchmarks.timing import interleaved
 from demo_api.servers import embedded_servers
@@ -176,7 +175,7 @@ async def measure(setting: Setting) -> list[Table]:
     rows = [
         Row(BARE_GET, [column.get(BARE_GET) for column in columns], "baseline"),
         Row(STORE, [column.get(STORE) for column in columns], "reference", note=failures.get(STORE, "")),
-        *(_row(peer, columns, failures) for peer in peers),
+        *(row_in(columns, peer, failures) for peer in peers),
     ]
     caption = "Nothing is kept in memory. Alone: a smaller ratio is better; with more readers, a larger one."
     return [Table("redis", TITLE, COLUMNS, rows, caption, setting.loop)]
@@ -191,7 +190,3 @@ async def _fill(functions: dict[str, Function], keys: int, failures: dict[str, s
                     failures[name] = "failed: a wrong value"
         except Exception as error:  # noqa: BLE001  # a peer's failure is a line in the table
             failures[name] = f"failed: {error!r}"[:120]
-
-
-def _row(peer: Peer, columns: list[dict[str, Figure]], failures: dict[str, str]) -> Row:
-    return row_of(peer, [column.get(peer.name) for column in columns], failures.get(peer.name, ""))

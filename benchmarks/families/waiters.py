@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from itertools import count
 from time import perf_counter
 
-from benchmarks.families import Setting, row_of
+from benchmarks.families import Setting, row_in, row_of
 from benchmarks.families.wrapped import all_wrapped
 from benchmarks.model import Column, Figure, Table, Target
 from benchmarks.peers import all_peers
@@ -134,7 +134,7 @@ async def measure(setting: Setting) -> list[Table]:
     columns.append((CANCELLED, cancelled))
     rows = []
     for peer in peers:
-        row = row_of(peer, [found.get(peer.name) for _, found in columns], failures.get(peer.name, ""))
+        row = row_in([found for _, found in columns], peer, failures)
         if not row.note and peer.name in uncancelled:
             row.note = f"cancelled: {uncancelled[peer.name]}"
         if row.role == "baseline" and peer is not EVENT:

@@ -1,16 +1,15 @@
 """The questions of growth, each measured in a process of its own."""
 
 import gc
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
 import msgspec
 
+from benchmarks.children import Tell
 from benchmarks.model import Figure
 
 QUESTIONS: Final = ("keys", "waiters", "processes", "sizes")
-PROGRESS: Final = "progress\t"
 
 
 class Curve(msgspec.Struct):
@@ -61,7 +60,7 @@ class Setting:
         is_quick: Whether it is a smoke test.
     """
 
-    tell: Callable[[float, str], None]
+    tell: Tell
     is_quick: bool = False
 
     def sizes(self, full: int, quick: int, *, base: int = 10, first: int = 1) -> list[int]:

@@ -7,12 +7,8 @@ from pathlib import Path
 
 import msgspec
 
-from benchmarks.growing import PROGRESS, Setting
-
-
-def tell(done: float, said: str) -> None:
-    """Report the progress to the parent process."""
-    print(f"{PROGRESS}{done:.3f}\t{said}", flush=True)  # noqa: T201  # the parent reads it
+from benchmarks.children import tell
+from benchmarks.growing import Setting
 
 
 def main() -> None:

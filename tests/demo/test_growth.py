@@ -8,10 +8,11 @@ import msgspec
 import pytest
 
 from benchmarks import profile_route
+from benchmarks.children import REPOSITORY
 from benchmarks.flame import Layer, flame_graph, layers, parse
 from benchmarks.growing import QUESTIONS, Curve, Picture, Question
 from benchmarks.growing.page import END, begin
-from benchmarks.growth import DOCS, PAGE, REPOSITORY, Report, main
+from benchmarks.growth import DOCS, PAGE, Report, main
 from benchmarks.model import Figure
 from demo_api.app import create_app
 from demo_api.servers import ServerUrls
