@@ -17,7 +17,21 @@ ROOMS = ("src", "docs", "demo_api", "locustfiles")
 PAGES_AND_SCRIPTS = ("README.md", "CONTRIBUTING.md", "RELEASING.md", "SECURITY.md", "noxfile.py")
 
 # Files and folders for which the rules are not in force yet; an empty tuple puts them in force everywhere.
-PENDING: tuple[str, ...] = ("src/stampede_guard", "docs", "README.md")
+PENDING: tuple[str, ...] = (
+    "src/stampede_guard",
+    "docs/explanation/backplane.md",
+    "docs/explanation/cancellation-and-failure.md",
+    "docs/explanation/comparison.md",
+    "docs/explanation/data-path.md",
+    "docs/explanation/decisions.md",
+    "docs/explanation/invariants.md",
+    "docs/explanation/leases.md",
+    "docs/how-to/invalidate.md",
+    "docs/reference/errors.md",
+    "docs/reference/options.md",
+    "docs/reference/redis-keys.md",
+    "docs/reference/stats.md",
+)
 
 # Words that hide what a sentence is about, and what to write instead. They are patterns, so that a
 # search of the tree for the words finds none of them here.
