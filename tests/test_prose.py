@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-ROOMS = ("src", "docs", "demo_api", "locustfiles")
+ROOMS = ("src", "docs", "demo_api", "locustfiles", "benchmarks")
 PAGES_AND_SCRIPTS = ("README.md", "CONTRIBUTING.md", "RELEASING.md", "SECURITY.md", "noxfile.py")
 
 # Files and folders for which the rules are not in force yet; an empty tuple puts them in force everywhere.

@@ -24,7 +24,7 @@ class Setting:
     loop: str = "asyncio"
 
     def part(self, begin: float, end: float) -> "Setting":
-        """Return the setting of a part, whose progress runs from *begin* to *end* of the whole."""
+        """Return the setting of a part; its progress runs from *begin* to *end* of the whole."""
         return replace(self, tell=lambda done, said: self.tell(begin + done * (end - begin), said))
 
     def scaled(self, full: int, quick: int) -> int:

@@ -1,4 +1,4 @@
-"""The memory of an entry, and the time of an insert that evicts."""
+"""The memory of an entry, and the time of an evicting insert."""
 
 import gc
 from statistics import median

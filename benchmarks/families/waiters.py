@@ -1,4 +1,4 @@
-"""Many callers of one cold key, and the cost of cancelling them all."""
+"""Many callers of one cold key, and the cost of cancelling them."""
 
 import asyncio
 import gc

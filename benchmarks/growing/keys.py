@@ -1,4 +1,4 @@
-"""The cost of a hit, an insert and an entry, by keys in memory.
+"""The cost of hits, inserts and entries, by keys in memory.
 
 Each size is measured in a process of its own.
 """

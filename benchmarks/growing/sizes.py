@@ -1,4 +1,4 @@
-"""The cost of a hit and of a fill, by size of the value."""
+"""The cost of a hit and a fill, by the value's size."""
 
 import itertools
 from collections.abc import Awaitable, Callable

@@ -1,4 +1,4 @@
-"""The cost of a waiter, by the number of waiters on one key."""
+"""The cost of a waiter, by the number on one key."""
 
 import asyncio
 import tracemalloc

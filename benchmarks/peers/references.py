@@ -1,4 +1,4 @@
-"""The least that any library can cost, and what people write by hand."""
+"""The least that a library can cost, and code written by hand."""
 
 import asyncio
 import inspect
