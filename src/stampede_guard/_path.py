@@ -148,16 +148,16 @@ class StoredLoad(LocalLoad):
 
     def start(self, flight: Flight[Any], on_answer: Callable[[], None]) -> bool:
         """Ask the store for the value at once, if that is possible without waiting for anything."""
-        return not flight.is_refresh and self.lease.begin(on_answer)
+        return not flight.is_refresh and self.lease.start(on_answer)
 
     def result(self, flight: Flight[Any]) -> tuple[Any] | None:
         """Return the value if it was there."""
-        found = self.lease.open(self._operation.decode)
+        found = self.lease.result(self._operation.decode)
         return None if found is None or flight.landed else (self._take(flight, found),)
 
     def close(self) -> None:
         """Give back the right to load, if it is still held."""
-        self.lease.let_go()
+        self.lease.release_soon()
 
     async def fly(self, flight: Flight[Any]) -> Any:
         """Read L2 or load, and store; return what is kept for *flight*'s waiters."""
@@ -211,7 +211,7 @@ class StoredLoad(LocalLoad):
         if flight.is_refresh:
             await lease.take_over()
             return None
-        answer = await lease.ask(operation.decode)  # 3
+        answer = await lease.acquire(operation.decode)  # 3
         may_wait = operation.policy.lease and not self._is_private
         if answer == "wait" and may_wait and backplane is not None:
             counters.l2_waits += 1
@@ -219,13 +219,13 @@ class StoredLoad(LocalLoad):
             answer = await self._await_other(backplane, flight)  # 4
         if isinstance(answer, Found):
             return answer
-        if answer != "blind" and not lease.was_undecodable:
+        if answer != "unavailable" and not lease.was_undecodable:
             counters.l2_misses += 1
         return None
 
     async def _await_other(
         self, backplane: Backplane, flight: Flight[Any]
-    ) -> Found | Literal["own", "wait", "alone", "blind"]:
+    ) -> Found | Literal["own", "wait", "alone", "unavailable"]:
         """Wait until the op's value is there, or no load of it to wait for; for no longer than a load may take."""
         operation, lease = self._operation, self.lease
         loop = asyncio.get_running_loop()
@@ -234,7 +234,7 @@ class StoredLoad(LocalLoad):
         polls = _polls()
         with backplane.expecting(flight.op) as wake_up:
             # Asked again at once: the word may have come between the first answer and now.
-            while (answer := await lease.ask(operation.decode)) == "wait":
+            while (answer := await lease.acquire(operation.decode)) == "wait":
                 # A load with a slot waits for this one. The other may queue for a slot that is held by a load which
                 # waits for this process in its turn, and its lease is renewed as long as it queues.
                 patience = min(longest, operation.lease_length) if flight.skips_queue else longest

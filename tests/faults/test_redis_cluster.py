@@ -428,7 +428,7 @@ async def test_node_that_is_down_is_its_own_ops_trouble(key: str) -> None:
         await put(store, key, b"soup")
         look = AcquireRequest(key, (new_token(), 1000, b"", ""), 100, (f"{key}:t",), 1000)
         with pytest.raises(redis.exceptions.ConnectionError):
-            await store._look(node, look, [dead])
+            await store._submit(node, look, [dead])
         assert await find(store, key) is not None
         await store.aclose()
 

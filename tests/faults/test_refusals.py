@@ -218,7 +218,7 @@ async def test_all_connections_busy_is_no_failure_of_the_server(
             await gate.passage()
         return request
 
-    monkeypatch.setattr(pipeline, "_QUEUE", 0.05)
+    monkeypatch.setattr(pipeline, "_QUEUE_TIMEOUT", 0.05)
     async with patient(wire.url, namespace=namespace, max_connections=1) as guard:
         wire.on_request = hold
         first = asyncio.create_task(ask(guard, "menu-0"))

@@ -79,7 +79,7 @@ def counted(guard: Guard, method: str) -> list[Any]:
 def is_at_rest(guard: Guard) -> bool:
     """Whether *guard* has nothing left to do."""
     tier = tier_of(guard)
-    return not (guard._site().board._up or tier.upkeep or tier.asking._begun)
+    return not (guard._site().board._up or tier.upkeep or tier.asking._reserved)
 
 
 async def test_hit_is_read_without_a_task(guard: Guard) -> None:
@@ -291,7 +291,7 @@ async def test_question_that_cannot_be_begun(
     with monkeypatch.context() as patch:
         patch.setattr(store._topology, "primary", lambda key: other if key == tag else primary(key))
         elsewhere = begin(store, key, tag)[0], begin(store, key)[0]
-    batches = store._batches_of(primary(key))
+    batches = store._pipeliner_of(primary(key))
     with monkeypatch.context() as patch:
         patch.setattr(type(batches), "is_full", True)
         full, _ = begin(store, key)

@@ -41,7 +41,7 @@ async def test_line_in_this_process_is_no_failure(
 ) -> None:
     """Invalidations that have to queue for longer than others would are confirmed, and the values are gone."""
     for module in (access, pipeline):
-        monkeypatch.setattr(module, "_QUEUE", 0.0)
+        monkeypatch.setattr(module, "_QUEUE_TIMEOUT", 0.0)
     ops = [f"menu-{number}" for number in range(1_000)]
     async with make_guard(max_connections=1) as guard:
         await store(guard, ops[:50])

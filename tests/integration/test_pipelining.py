@@ -319,7 +319,7 @@ async def test_marks_may_be_elsewhere(  # noqa: PLR0917
 async def test_nothing_is_left_of_a_batch(store: RedisStore, keys: list[str]) -> None:
     """When everybody has an answer, no task, future or connection is in use."""
     await together(*(find(store, key) for key in keys))
-    (batches,) = store._batches.values()
+    (batches,) = store._pipeliners.values()
     async with asyncio.timeout(10):
         while not batches.is_idle:
             await asyncio.sleep(0)
@@ -355,12 +355,12 @@ async def test_nodes_that_are_gone_are_forgotten(
     store: RedisStore, keys: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What a store knows of its nodes is bounded: those that nobody asks anything make room."""
-    monkeypatch.setattr(stores_redis, "_KNOWN", 1)
+    monkeypatch.setattr(stores_redis, "_MAX_PIPELINERS", 1)
     node = store._topology.primary("")
     other = Node("Redis 2", Connection, {}, ConnectionLimits())
 
-    store._batches_of(other)
+    store._pipeliner_of(other)
     found = await find(store, keys[0])
 
     assert found is not None
-    assert [node] == [*store._batches]
+    assert [node] == [*store._pipeliners]

@@ -134,7 +134,7 @@ async def test_lease_is_prolonged_and_given_back(store: RedisStore, key: str, ad
     assert not await admin.exists(f"{key}:l")
 
 
-async def test_lease_that_is_seized_is_lost(store: RedisStore, key: str) -> None:
+async def test_lease_that_is_taken_over_is_lost(store: RedisStore, key: str) -> None:
     """Whoever wants nothing of what is there takes the lease from its holder, who cannot store any more."""
     token, other = new_token(), new_token()
     await acquire(store, key, token)

@@ -115,7 +115,7 @@ async def test_values_of_two_releases_as_large_as_may_be(make_guard: MakeGuard) 
     assert (1, 1) == (kitchens[0].loads, kitchens[1].loads)
 
 
-async def test_batches_of_two_releases(make_guard: MakeGuard) -> None:
+async def test_pipeliner_of_two_releases(make_guard: MakeGuard) -> None:
     """Values of two releases are told apart where many are read together, by plain commands."""
     ops = [f"menu-{number}" for number in range(300)]
     kitchens = Kitchen(b"a"), Kitchen("b")

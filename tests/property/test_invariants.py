@@ -385,7 +385,7 @@ async def test_i3_no_right_to_load_outlives_its_flight(begin: str, is_there: boo
             while site.board._up or site.tier.upkeep:
                 await ticks(1)
 
-            assert ({}, 0, 0) == (server.leases, site.tier.asking._begun, guard.stats().in_flight), when
+            assert ({}, 0, 0) == (server.leases, site.tier.asking._reserved, guard.stats().in_flight), when
             await guard.invalidate(OP)
 
 

@@ -146,7 +146,7 @@ class Process:
     def is_at_rest(self) -> bool:
         """Whether nothing is left of whatever was asked."""
         board, tier = self.site.board, self.tier
-        return not (board._up or board.flights or tier.upkeep or tier.asking._begun)
+        return not (board._up or board.flights or tier.upkeep or tier.asking._reserved)
 
 
 @pytest.fixture(autouse=True)
@@ -470,19 +470,19 @@ async def test_flight_whose_op_awaits_its_invalidation(process: Process) -> None
 async def test_questions_that_are_begun_are_bounded() -> None:
     """No more are begun than may ask at once, for each store; who is over gives way to another."""
     asking = StoreAccess("Leasing", 2, ManualClock())
-    first, second = asking.begin("Redis"), asking.begin("Redis")
+    first, second = asking.reserve("Redis"), asking.reserve("Redis")
 
     assert first is second is asking.breaker("Redis")
-    assert asking.begin("Redis") is None
-    asking.end("read", None)
-    assert asking.begin("Redis") is first
+    assert asking.reserve("Redis") is None
+    asking.release("read", None)
+    assert asking.reserve("Redis") is first
     first.trip("a test")
-    asking.end("read", first)
+    asking.release("read", first)
     assert "closed" == first.state  # an answer is an answer
-    asking.end("read", None)
+    asking.release("read", None)
     first.trip("a test")
-    assert asking.begin("Redis") is None
-    assert 0 == asking._begun
+    assert asking.reserve("Redis") is None
+    assert 0 == asking._reserved
 
 
 # Errors
@@ -839,7 +839,7 @@ async def test_store_that_is_closed_under_a_look(process: Process) -> None:
     call = await process.looking(gate)
     await process.store.aclose()
 
-    with pytest.raises(LoadCancelled, match="menu-7: the load was cancelled with the question"):
+    with pytest.raises(LoadCancelled, match="menu-7: the load was cancelled with its request"):
         await call
     assert (0, 0) == (process.loads, process.stats.l2_errors)
 

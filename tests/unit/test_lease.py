@@ -41,7 +41,7 @@ class Process:
     async def owned(self, *tags: str, length: float = 2) -> Lease:
         """Return the lease of a flight that may load."""
         lease = self.lease(*tags, length=length)
-        assert "own" == await lease.ask(as_it_is)
+        assert "own" == await lease.acquire(as_it_is)
         return lease
 
     async def invalidate(self, *, version: int | None = None) -> bool:
@@ -86,9 +86,9 @@ def there(server: Server) -> Process:
 async def test_one_of_two_loads(here: Process, there: Process) -> None:
     """The first who finds nothing may load, the second learns for how long that is; filled, both find the value."""
     mine, theirs = await here.owned(), there.lease()
-    answers = [await theirs.ask(as_it_is)]
+    answers = [await theirs.acquire(as_it_is)]
     stored = await fill(mine)
-    answers.append(await theirs.ask(as_it_is))
+    answers.append(await theirs.acquire(as_it_is))
 
     assert (True, ["wait", Found(b"soup", b"soup", 60)], 2) == (stored, answers, theirs.left)
     assert (False, False) == (mine.is_owned, theirs.is_owned)
@@ -101,7 +101,7 @@ async def test_who_waits_is_woken(here: Process, there: Process, server: Server)
     server.values.clear()
     unheard = [*server.published]
     lease = await here.owned()
-    await there.lease().ask(as_it_is)
+    await there.lease().acquire(as_it_is)
     await fill(lease)
 
     assert ([], [woken(OP).pack()]) == (unheard, server.published)
@@ -110,22 +110,22 @@ async def test_who_waits_is_woken(here: Process, there: Process, server: Server)
 async def test_load_that_failed(here: Process, there: Process, server: Server) -> None:
     """When a load ends without a value the right is given back, and whoever waits is woken."""
     mine, theirs = await here.owned(), there.lease()
-    before = await theirs.ask(as_it_is)
-    mine.let_go()
+    before = await theirs.acquire(as_it_is)
+    mine.release_soon()
     await eventually(lambda: server.published)
 
     assert ("wait", False) == (before, mine.is_owned)
     assert [woken(OP).pack()] == server.published
-    assert "own" == await theirs.ask(as_it_is)
+    assert "own" == await theirs.acquire(as_it_is)
 
 
 async def test_what_is_not_owned_is_not_given_back(here: Process, there: Process, pause: Pause) -> None:
     """Who waits, or has filled, has nothing to give back."""
     mine, theirs = await here.owned(), there.lease()
-    await theirs.ask(as_it_is)
+    await theirs.acquire(as_it_is)
     await fill(mine)
     for lease in (mine, theirs):
-        lease.let_go()
+        lease.release_soon()
     await pause()
 
     assert (["acquire", "fill"], ["acquire"]) == (here.store.asked, there.store.asked)
@@ -139,7 +139,7 @@ async def test_release_that_the_store_does_not_answer(here: Process) -> None:
     lease = await asking
     gate = here.store.gate = Gate()
     here.store.error = OSError("down")
-    lease.let_go()
+    lease.release_soon()
     await gate.arrivals(1)
     closing = asyncio.create_task(here.tier.aclose())
     await asyncio.sleep(0)
@@ -163,18 +163,18 @@ async def test_refresh_takes_the_right_to_load(here: Process, there: Process, se
 
     assert (True, (False, True)) == (seized, outcomes)
     assert [Message("i", HERE, OP).pack()] == server.published
-    assert Found(b"new", b"new", 60) == await there.lease().ask(as_it_is)
+    assert Found(b"new", b"new", 60) == await there.lease().acquire(as_it_is)
 
 
 async def test_blind(here: Process) -> None:
     """Without an answer of the store the flight loads without the right to store, and knows that it knows nothing."""
     here.store.error = TimeoutError()
     asking, seizing = here.lease(), here.lease()
-    answer = await asking.ask(as_it_is)
+    answer = await asking.acquire(as_it_is)
     await seizing.take_over()
     kept = [await fill(asking), await fill(seizing, version=7)]
 
-    assert ("blind", [True, True]) == (answer, kept)
+    assert ("unavailable", [True, True]) == (answer, kept)
     assert [(True, False)] * 2 == [(lease.is_store_unavailable, lease.is_owned) for lease in (asking, seizing)]
     assert ["acquire"] * 2 == [what for what in here.store.asked if what != "release"]
 
@@ -183,7 +183,7 @@ async def test_value_that_will_not_do_is_seen_once(here: Process, server: Server
     """A value that cannot be opened is not sent a second time; who saw it may load anew."""
     server.values[KEY] = seal("menus:menu-8", b"salad", THERE), server.clock() + 60
 
-    assert "own" == await here.lease().ask(as_it_is)
+    assert "own" == await here.lease().acquire(as_it_is)
     assert (["acquire"] * 2, 1) == (here.store.asked, here.counters.l2_undecodable)
 
 
@@ -199,7 +199,7 @@ async def test_values_that_will_not_do_have_an_end(
 
     monkeypatch.setattr(here.store, "acquire", another)
 
-    assert "blind" == await here.lease().ask(as_it_is)
+    assert "unavailable" == await here.lease().acquire(as_it_is)
     assert 8 == here.store.asked.count("acquire")
 
 
@@ -231,7 +231,7 @@ async def test_requests_that_are_not_repeated(error: Exception, times: int, here
     """A caller waits for one deadline, or once for room, not twice; and a no is a no."""
     here.store.error = error
 
-    assert "blind" == await here.lease().ask(as_it_is)
+    assert "unavailable" == await here.lease().acquire(as_it_is)
     assert times == here.store.asked.count("acquire")
 
 
@@ -248,7 +248,7 @@ async def test_answer_that_came_too_late(
 
     monkeypatch.setattr(here.store, "acquire", late)
     lease = here.lease()
-    await (lease.take_over() if how == "seizes" else lease.ask(as_it_is))
+    await (lease.take_over() if how == "seizes" else lease.acquire(as_it_is))
     await eventually(lambda: not server.leases)
 
     assert (True, ["acquire", "release"]) == (lease.is_store_unavailable, here.store.asked)
@@ -321,7 +321,7 @@ async def test_garbage_is_told_from_a_miss(
     """Whether there was something that is no value of the op's is known afterwards."""
     server.values[KEY] = envelope, server.clock() + 60
     lease = here.lease()
-    await lease.ask(lambda payload: (payload,) if payload == b"soup" else None)
+    await lease.acquire(lambda payload: (payload,) if payload == b"soup" else None)
 
     assert was_undecodable == lease.was_undecodable
 
@@ -346,7 +346,7 @@ async def test_version_that_nobody_compared(version: int | None, kept: bool, her
     """What was loaded beside another's load is remembered, unless it has a version that might be too low."""
     await there.owned()
     lease = here.lease()
-    await lease.ask(as_it_is)
+    await lease.acquire(as_it_is)
 
     assert kept == await fill(lease, version=version)
     assert ["acquire"] == here.store.asked
@@ -358,11 +358,11 @@ async def test_version_that_nobody_compared(version: int | None, kept: bool, her
 async def test_value_is_good_while_its_tags_are(here: Process, there: Process) -> None:
     """A value is found while the marks of its tags, and everybody's, are those that it was loaded under."""
     await fill(await here.owned("soups", "hot"))
-    before = await there.lease("soups", "hot").ask(as_it_is)
+    before = await there.lease("soups", "hot").acquire(as_it_is)
     confirmed = await there.invalidate_tag("soups")
 
     assert (Found(b"soup", b"soup", 60), True) == (before, confirmed)
-    assert "own" == await here.lease("soups", "hot").ask(as_it_is)
+    assert "own" == await here.lease("soups", "hot").acquire(as_it_is)
     assert 0 == here.counters.l2_undecodable
 
 
@@ -371,7 +371,7 @@ async def test_other_tags_do_not_matter(here: Process) -> None:
     await fill(await here.owned("soups"))
     await here.invalidate_tag("salads")
 
-    assert Found(b"soup", b"soup", 60) == await here.lease("soups").ask(as_it_is)
+    assert Found(b"soup", b"soup", 60) == await here.lease("soups").acquire(as_it_is)
 
 
 async def test_clearing(here: Process, there: Process, server: Server) -> None:
@@ -379,7 +379,7 @@ async def test_clearing(here: Process, there: Process, server: Server) -> None:
     await fill(await here.owned())
     await there.invalidate_tag("")
 
-    assert "own" == await here.lease().ask(as_it_is)
+    assert "own" == await here.lease().acquire(as_it_is)
     assert [Message("c", THERE, "").pack()] == server.published
     assert [EVERYTHING] == list(server.marks)
 
@@ -390,7 +390,7 @@ async def test_load_that_an_invalidation_of_its_tag_overtook(here: Process, ther
     await there.invalidate_tag("soups")
     await fill(lease)
 
-    assert "own" == await there.lease("soups").ask(as_it_is)
+    assert "own" == await there.lease("soups").acquire(as_it_is)
 
 
 async def test_tag_whose_invalidation_is_not_confirmed(here: Process, server: Server) -> None:
@@ -398,12 +398,12 @@ async def test_tag_whose_invalidation_is_not_confirmed(here: Process, server: Se
     await fill(await here.owned("soups"))
     here.store.error = Refused("READONLY")
     confirmed = await here.invalidate_tag("soups")
-    answers = [await here.lease("soups").ask(as_it_is)]
+    answers = [await here.lease("soups").acquire(as_it_is)]
     here.store.error = None
     here.store.asked.clear()
-    answers.append(await here.lease("soups").ask(as_it_is))
+    answers.append(await here.lease("soups").acquire(as_it_is))
 
-    assert (False, ["blind", "own"]) == (confirmed, answers)
+    assert (False, ["unavailable", "own"]) == (confirmed, answers)
     assert ["invalidate tag", "acquire", "acquire"] == here.store.asked  # the second knows the value that will not do
     assert {EVERYTHING, SOUPS} == set(server.marks)
 
@@ -432,7 +432,7 @@ async def test_replica_answers(beside: Process) -> None:
     """A good replica's value is the answer; the primary is not asked."""
     beside.store.replica = AcquireResult("hit", Stored(seal("menus:menu-7", b"soup", THERE), 50))
 
-    assert Found(b"soup", b"soup", 50) == await beside.lease().ask(as_it_is)
+    assert Found(b"soup", b"soup", 50) == await beside.lease().acquire(as_it_is)
     assert ["read_replica"] == beside.store.asked
 
 
@@ -445,7 +445,7 @@ async def test_replica_that_has_no_answer(replica: Any, beside: Process) -> None
     """Whatever is wrong with a replica, the primary is asked; only a failure is an error."""
     beside.store.replica = replica
 
-    assert "own" == await beside.lease().ask(as_it_is)
+    assert "own" == await beside.lease().acquire(as_it_is)
     assert ["read_replica", "acquire"] == beside.store.asked
     assert int(isinstance(replica, OSError)) == beside.counters.l2_errors
     assert "closed" == beside.tier.asking.breaker("Leasing").state
@@ -457,14 +457,14 @@ async def test_value_that_will_not_do_as_a_replica_has_it(beside: Process, serve
     envelope, _ = server.values[KEY]
     beside.store.replica = AcquireResult("hit", Stored(envelope, 50), marks=(b"not yet new", b"not yet new"))
 
-    assert Found(b"soup", b"soup", 60) == await beside.lease("soups").ask(as_it_is)
+    assert Found(b"soup", b"soup", 60) == await beside.lease("soups").acquire(as_it_is)
 
 
 async def test_dead_replicas_are_not_asked_again_and_again(beside: Process) -> None:
     """Replicas have a breaker of their own."""
     beside.store.replica = OSError("down")
     for _ in range(4):
-        await beside.lease().ask(as_it_is)
+        await beside.lease().acquire(as_it_is)
 
     assert (3, 4) == tuple(beside.store.asked.count(what) for what in ("read_replica", "acquire"))
 
@@ -474,9 +474,9 @@ async def test_replica_is_not_asked_for_what_was_invalidated_lately(what: str, b
     """For some seconds a replica may not have heard of an invalidation."""
     await (beside.invalidate() if what == "op" else beside.invalidate_tag("soups" if what == "tag" else ""))
     beside.store.asked.clear()
-    await beside.lease("soups").ask(as_it_is)
+    await beside.lease("soups").acquire(as_it_is)
     server.clock.advance(5)
-    await beside.lease("soups").ask(as_it_is)
+    await beside.lease("soups").acquire(as_it_is)
 
     assert ["acquire", "read_replica", "acquire"] == beside.store.asked
 
@@ -489,7 +489,7 @@ async def test_replica_is_not_asked_for_what_was_confirmed_lately(beside: Proces
     beside.store.error = None
     await beside.tier.settle_all()
     beside.store.asked.clear()
-    await beside.lease().ask(as_it_is)
+    await beside.lease().acquire(as_it_is)
 
     assert ["acquire"] == beside.store.asked
 
@@ -500,10 +500,10 @@ async def test_replica_is_not_asked_for_what_was_stored_lately(beside: Process, 
     await lease.take_over()
     await fill(lease, b"new")
     beside.store.replica = AcquireResult("hit", Stored(seal("menus:menu-7", b"old", THERE), 50))
-    at_once = await beside.lease().ask(as_it_is)
+    at_once = await beside.lease().acquire(as_it_is)
     server.clock.advance(5)
 
-    assert (Found(b"new", b"new", 60), Found(b"old", b"old", 50)) == (at_once, await beside.lease().ask(as_it_is))
+    assert (Found(b"new", b"new", 60), Found(b"old", b"old", 50)) == (at_once, await beside.lease().acquire(as_it_is))
 
 
 async def test_without_replicas_fills_are_not_noted(here: Process) -> None:

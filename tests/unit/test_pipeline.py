@@ -65,7 +65,7 @@ async def test_error_that_cannot_be_copied() -> None:
     """Each still gets one of their own, which names it; the node has failed once."""
     batches, failures = make(Node(error=Peculiar(7, text="soup")))
 
-    errors = await asyncio.gather(*(batches.ask(ping()) for _ in range(3)), return_exceptions=True)
+    errors = await asyncio.gather(*(batches.submit(ping()) for _ in range(3)), return_exceptions=True)
 
     assert ["Peculiar"] * 3 == [str(error) for error in errors]
     assert 3 == len({id(error) for error in errors})
@@ -78,7 +78,7 @@ async def test_failure_that_is_shared() -> None:
     error.add_note("what the driver noted")
     batches, _ = make(Node(error=error))
 
-    errors = await asyncio.gather(*(batches.ask(ping()) for _ in range(3)), return_exceptions=True)
+    errors = await asyncio.gather(*(batches.submit(ping()) for _ in range(3)), return_exceptions=True)
 
     assert [False, True, True] == [LOST_TOGETHER in getattr(each, "__notes__", ()) for each in errors]
 
@@ -90,7 +90,7 @@ async def test_those_who_ask_again_at_once_need_no_other_connection() -> None:
 
     async def ask() -> None:
         for _ in range(3):
-            await batches.ask(ping())
+            await batches.submit(ping())
 
     await asyncio.gather(*(ask() for _ in range(5)))
 
@@ -103,9 +103,9 @@ async def test_what_is_asked_while_all_connections_are_busy_makes_the_next_batch
     node = Node(gate)
     batches, _ = make(node)
 
-    first = batches.ask(ping())
+    first = batches.submit(ping())
     await gate.arrivals(1)
-    later = [batches.ask(ping()) for _ in range(4)]
+    later = [batches.submit(ping()) for _ in range(4)]
     gate.open()
     answers = await asyncio.gather(first, *later)
 
@@ -119,9 +119,9 @@ async def test_those_who_waited_behind_a_failure_travel_all_the_same() -> None:
     node = Node(gate, ConnectionError("cut"))
     batches, failures = make(node)
 
-    first, left = batches.ask(ping()), batches.ask(ping())
+    first, left = batches.submit(ping()), batches.submit(ping())
     await gate.arrivals(1)
-    later = batches.ask(ping())
+    later = batches.submit(ping())
     left.cancel()
     gate.open()
     with pytest.raises(ConnectionError, match="cut"):
@@ -134,17 +134,17 @@ async def test_those_who_waited_behind_a_failure_travel_all_the_same() -> None:
 
 async def test_room(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who waits for room gets it when a conversation is over, or gives up in time; who leaves is not missed."""
-    monkeypatch.setattr(pipeline, "_QUEUE", 0.05)
+    monkeypatch.setattr(pipeline, "_QUEUE_TIMEOUT", 0.05)
     gate = Gate()
     batches, _ = make(Node(gate))
-    first = batches.ask(ping())
+    first = batches.submit(ping())
     await gate.arrivals(1)
 
     was_full = batches.is_full
     with pytest.raises(StoreOverloaded):
-        await batches.room()
-    monkeypatch.setattr(pipeline, "_QUEUE", 60)
-    waiting = [asyncio.create_task(batches.room()) for _ in range(2)]
+        await batches.wait_for_capacity()
+    monkeypatch.setattr(pipeline, "_QUEUE_TIMEOUT", 60)
+    waiting = [asyncio.create_task(batches.wait_for_capacity()) for _ in range(2)]
     await asyncio.sleep(0)
     waiting[0].cancel()
     gate.open()
@@ -166,7 +166,7 @@ async def test_nobody_is_told_twice() -> None:
 
     batches, failures = make(Fickle())
 
-    assert [b"PONG"] == await batches.ask(ping())
+    assert [b"PONG"] == await batches.submit(ping())
     async with asyncio.timeout(10):
         while not batches.is_idle:
             await asyncio.sleep(0)
@@ -178,21 +178,21 @@ async def test_question_that_cannot_be_packed() -> None:
     batches, _ = make(Node())
     nonsense = AcquireRequest("\udc80", ("t" * 22, 1, b"", ""), 10, (), 1)
 
-    errors = await asyncio.gather(batches.ask(ping()), batches.ask(nonsense), return_exceptions=True)
+    errors = await asyncio.gather(batches.submit(ping()), batches.submit(nonsense), return_exceptions=True)
 
     assert [UnicodeEncodeError] * 2 == [type(error) for error in errors]
-    assert [b"PONG"] == await batches.ask(ping())
+    assert [b"PONG"] == await batches.submit(ping())
 
 
 async def test_batch_that_is_cancelled_before_it_sets_out() -> None:
     """As a loop does with every task when it is about to end; whoever asks while they clean up is answered."""
     batches, _ = make(Node())
 
-    before = batches.ask(ping())
-    (task,) = batches._under_way
+    before = batches.submit(ping())
+    (task,) = batches._running
     task.cancel()
     await asyncio.wait([task])
-    after = batches.ask(ping())
+    after = batches.submit(ping())
 
     assert [[b"PONG"]] * 2 == await asyncio.gather(before, after)
 
@@ -202,7 +202,7 @@ async def test_question_that_is_given_up_before_it_is_sent() -> None:
     node = Node()
     batches, _ = make(node)
 
-    batches.ask(ping()).cancel()
+    batches.submit(ping()).cancel()
     async with asyncio.timeout(10):
         while not batches.is_idle:
             await asyncio.sleep(0)
@@ -217,7 +217,7 @@ async def test_question_that_comes_too_late() -> None:
 
     await batches.aclose()
     with pytest.raises(ConnectionError, match="closed"):
-        await batches.ask(ping())
+        await batches.submit(ping())
 
     assert batches.is_idle
     assert node.sizes == []
@@ -234,8 +234,8 @@ async def test_look_that_was_given_up_after_it_was_sent(head: bytes) -> None:
     assert isinstance(left, asyncio.Future)
     left.cancel()
 
-    assert [] == parcel.open([7_000, head + b"soup", 8_000, head + b"salad"])
-    assert (AcquireResult("hit", Stored(head + b"salad", 8.0)), 2, 2) == (waiting.result(), parcel.looks, parcel.hits)
+    assert [] == parcel.dispatch([7_000, head + b"soup", 8_000, head + b"salad"])
+    assert (AcquireResult("hit", Stored(head + b"salad", 8.0)), 2, 2) == (waiting.result(), parcel.reads, parcel.hits)
 
 
 async def test_who_is_told_is_told_once_and_later() -> None:
@@ -248,7 +248,7 @@ async def test_who_is_told_is_told_once_and_later() -> None:
     def note() -> None:
         told.append(look.token)
 
-    begun = batches.tell(look, note)
+    begun = batches.submit_callback(look, note)
     early = begun.done(), [*told]
     async with asyncio.timeout(10):
         while not told:
@@ -264,7 +264,7 @@ async def test_who_is_told_that_there_is_no_answer() -> None:
     batches, _ = make(Node(error=ConnectionError("cut")))
     told: list[int] = []
     looks = [AcquireRequest(f"menu-{number}", ("", 1, b"", ""), 10, (), 1) for number in range(2)]
-    begun = [batches.tell(look, partial(told.append, number)) for number, look in enumerate(looks)]
+    begun = [batches.submit_callback(look, partial(told.append, number)) for number, look in enumerate(looks)]
     async with asyncio.timeout(10):
         while len(told) < 2:
             await asyncio.sleep(0)
@@ -291,13 +291,13 @@ async def test_who_is_told_that_there_will_be_none(is_sent: bool) -> None:  # no
     batches, failures = make(Node(gate))
     told: list[int] = []
     looks = [AcquireRequest(f"menu-{number}", ("", 1, b"", ""), 10, (), 1) for number in range(2)]
-    begun = [batches.tell(look, partial(told.append, number)) for number, look in enumerate(looks)]
+    begun = [batches.submit_callback(look, partial(told.append, number)) for number, look in enumerate(looks)]
     if is_sent:
         await gate.arrivals(1)
     await batches.aclose()
 
     assert ([0, 1], [True, True], []) == (told, [each.is_aborted for each in begun], failures)
-    assert [(None, None, True)] * 2 == [(each.result, each.error, each.look.answer.done()) for each in begun]
+    assert [(None, None, True)] * 2 == [(each.result, each.error, each.request.answer.done()) for each in begun]
 
 
 def test_loop_that_is_closed_over_a_batch() -> None:
@@ -308,9 +308,9 @@ def test_loop_that_is_closed_over_a_batch() -> None:
     async def begin() -> asyncio.Task[None]:
         gate = Gate()
         batches, _ = make(Node(gate))
-        batches.tell(AcquireRequest("menu-7", ("", 1, b"", ""), 10, (), 1), lambda: told.append("told"))
+        batches.submit_callback(AcquireRequest("menu-7", ("", 1, b"", ""), 10, (), 1), lambda: told.append("told"))
         await gate.arrivals(1)
-        (task,) = batches._under_way
+        (task,) = batches._running
         return task
 
     task: Any = loop.run_until_complete(begin())

@@ -58,7 +58,7 @@ class Rig:
         return Lease(self.tier, op, (), 2, 60, self.counters)
 
     async def read(self, op: str = OP) -> bytes | None:
-        found = await self.lease(op).ask(lambda payload: (payload,))
+        found = await self.lease(op).acquire(lambda payload: (payload,))
         return found.payload if isinstance(found, Found) else None
 
     async def fill(self, payload: bytes = b"soup", op: str = OP, *, holds: bool = True) -> bool:
@@ -119,13 +119,13 @@ async def test_what_was_filled_is_read(rig: Rig) -> None:
     await rig.fill()
     rig.clock.advance(20)
 
-    assert Found("SOUP", b"soup", 40) == await rig.lease().ask(lambda payload: (payload.decode().upper(),))
+    assert Found("SOUP", b"soup", 40) == await rig.lease().acquire(lambda payload: (payload.decode().upper(),))
     assert {} == rig.counted
 
 
 async def test_what_was_not_filled_is_to_be_loaded(rig: Rig) -> None:
     """Where nothing is stored, whoever asks may load; over a plain store several may."""
-    assert ["own", "own"] == [await rig.lease().ask(lambda payload: (payload,)) for _ in range(2)]
+    assert ["own", "own"] == [await rig.lease().acquire(lambda payload: (payload,)) for _ in range(2)]
     assert {} == rig.counted
 
 
@@ -133,7 +133,7 @@ async def test_value_that_does_not_decode(rig: Rig) -> None:
     """A payload that is no value is to be loaded anew; it is not read a second time."""
     await rig.fill()
 
-    assert "own" == await rig.lease().ask(lambda _: None)
+    assert "own" == await rig.lease().acquire(lambda _: None)
     assert ["write", "read"] == rig.store.asked
 
 
@@ -350,7 +350,7 @@ async def test_operations_queue_for_the_store(narrow: Rig, pause: Pause) -> None
 
 async def test_queue_that_is_too_long(narrow: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """A read that waits too long for a turn goes without the store, with its node not to blame. Deletes wait on."""
-    monkeypatch.setattr(asking_module, "_QUEUE", 0.001)
+    monkeypatch.setattr(asking_module, "_QUEUE_TIMEOUT", 0.001)
     gate = narrow.store.gate = Gate()
     first = asyncio.create_task(narrow.read("a"))
     await gate.arrivals(1)
@@ -626,7 +626,7 @@ async def test_what_is_not_asked_is_no_answer(verb: str, rig: Rig, pause: Pause)
         await lease.take_over()
         assert await lease.fill(b"soup", 60, None, lambda: True)
         if verb == "let go":
-            lease.let_go()
+            lease.release_soon()
             await pause()
 
     assert "open" == rig.breaker.state
@@ -754,7 +754,7 @@ async def test_echo(fleet: Fleet) -> None:
 async def test_who_stored_it(fleet: Fleet) -> None:
     """The token of what is stored is told, or nothing if there is no answer."""
     lease = Lease(fleet.tier, OP, (), 2, 60, fleet.counters)
-    await lease.ask(lambda payload: (payload,))
+    await lease.acquire(lambda payload: (payload,))
     await lease.fill(b"soup", 60, None, lambda: True)
     key = f"{fleet.tier.key(OP)}:v"
     found = await fleet.tier.stored_by(key), await fleet.tier.stored_by("nothing")
@@ -769,7 +769,7 @@ async def test_each_node_has_a_breaker(fleet: Fleet) -> None:
     fleet.tier.asking.breaker("tags' node").trip("OSError")
     lease = Lease(fleet.tier, OP, (), 2, 60, fleet.counters)
 
-    assert "own" == await lease.ask(lambda payload: (payload,))
+    assert "own" == await lease.acquire(lambda payload: (payload,))
     assert ["open", "closed"] == [fleet.tier.asking.breaker(node).state for node in ("tags' node", "Leasing")]
 
 

@@ -38,7 +38,7 @@ class Process:
     async def owned(self, op: str = "menu-7") -> Lease:
         """Return the lease of a flight that may load."""
         lease = self.lease(op)
-        assert "own" == await lease.ask(as_it_is)
+        assert "own" == await lease.acquire(as_it_is)
         return lease
 
     async def after(self, seconds: float) -> None:
@@ -172,7 +172,7 @@ async def test_timer_fires_by_itself(server: Server) -> None:
     loop = asyncio.get_running_loop()
     store = LeasingDouble(server)
     lease = Lease(Tier(store, "menus", 100, loop.time), "menu-7", (), 0.003, 60, Counters())
-    await lease.ask(as_it_is)
+    await lease.acquire(as_it_is)
     await eventually(lambda: "renew" in store.asked)
 
     assert lease.is_owned
@@ -208,9 +208,9 @@ async def test_loss_that_is_learnt_after_the_flight(here: Process, server: Serve
     gate = here.store.gate = Gate()
     here.clock.advance(0.5)
     here.look()
-    other.let_go()  # before the task of the renewals has begun
+    other.release_soon()  # before the task of the renewals has begun
     await gate.arrivals(1)
-    lease.let_go()
+    lease.release_soon()
     gate.open()
     await eventually(lambda: not here.tier.upkeep)
 
@@ -263,7 +263,7 @@ async def test_right_that_is_old_when_it_is_heard_of(here: Process, server: Serv
     """The life of a lease begins when it was asked for, not when the event loop came to read the answer."""
     gate = here.store.gate = Gate()
     lease = here.lease()
-    asking = asyncio.create_task(lease.ask(as_it_is))
+    asking = asyncio.create_task(lease.acquire(as_it_is))
     await gate.arrivals(1)
     here.clock.advance(2)
     gate.open()
@@ -271,7 +271,7 @@ async def test_right_that_is_old_when_it_is_heard_of(here: Process, server: Serv
 
     with pytest.raises(LeaseLapsed):
         lease.check()
-    again = await lease.ask(as_it_is)
+    again = await lease.acquire(as_it_is)
     lease.check()
     assert ("own", "own") == (answer, again)
     assert await fill(lease)
@@ -289,8 +289,8 @@ async def test_question_that_queued(here: Process, monkeypatch: pytest.MonkeyPat
     lease = await here.owned()
 
     lease.check()
-    assert lease._right is not None
-    assert 2 == pytest.approx(lease._right.ends_at - here.clock(), abs=0.5)
+    assert lease._held is not None
+    assert 2 == pytest.approx(lease._held.ends_at - here.clock(), abs=0.5)
 
 
 async def test_renewed_right_is_current(here: Process) -> None:
@@ -314,22 +314,22 @@ async def test_right_that_was_lost_is_asked_for_again(here: Process, there: Proc
     await here.after(0.5)
     with pytest.raises(LeaseLapsed):
         lease.check()
-    waiting = await lease.ask(as_it_is)
+    waiting = await lease.acquire(as_it_is)
     await fill(theirs)
 
-    assert ("wait", b"soup") == (waiting, (await lease.ask(as_it_is)).value)  # type: ignore[union-attr]
+    assert ("wait", b"soup") == (waiting, (await lease.acquire(as_it_is)).value)  # type: ignore[union-attr]
 
 
 async def test_answer_that_was_lost_before_it_was_looked_at(here: Process, server: Server, pause: Pause) -> None:
     """The right that a look brought may be gone when the flight's task begins: it asks again."""
     lease = here.lease()
-    assert lease.begin(lambda: None)
+    assert lease.start(lambda: None)
     await eventually(lambda: server.leases)
     await pause()
-    assert lease.open(as_it_is) is None
+    assert lease.result(as_it_is) is None
     server.leases.clear()
     await here.after(0.5)
-    answer = await lease.ask(as_it_is)
+    answer = await lease.acquire(as_it_is)
 
     assert ("own", ["acquire", "renew", "acquire"]) == (answer, here.asked)
 
@@ -338,16 +338,16 @@ async def test_who_never_had_the_right_has_lost_nothing(here: Process, there: Pr
     """A flight that loads beside another, without an answer, or over a plain store may load."""
     await there.owned()
     beside = here.lease()
-    await beside.ask(as_it_is)
+    await beside.acquire(as_it_is)
     here.store.error = Refused("LOADING")
     blind = here.lease()
-    await blind.ask(as_it_is)
+    await blind.acquire(as_it_is)
     plain = Lease(Tier(FaultStore(ManualClock()), "menus", 100, ManualClock()), "menu-7", (), 2, 60, Counters())
-    await plain.ask(as_it_is)
+    await plain.acquire(as_it_is)
 
     for lease in (beside, blind, plain):
         lease.check()
-        assert lease._right is None
+        assert lease._held is None
 
 
 # Releases
@@ -356,7 +356,7 @@ async def test_who_never_had_the_right_has_lost_nothing(here: Process, there: Pr
 async def test_release_of_a_lease_that_was_granted(here: Process, server: Server) -> None:
     """One confirmed release is enough; nothing is owed after that."""
     lease = await here.owned()
-    lease.let_go()
+    lease.release_soon()
     owed = not here.tier.leases.is_idle
     await eventually(lambda: not here.tier.upkeep)
     await here.after(10)
@@ -370,7 +370,7 @@ async def test_releases_of_one_moment_travel_together(here: Process, server: Ser
     leases = [await here.owned(f"menu-{number}") for number in range(5)]
     here.asked  # noqa: B018
     for lease in leases:
-        lease.let_go()
+        lease.release_soon()
     await eventually(lambda: not here.tier.upkeep)
 
     assert (["release 5"], {}) == (here.asked, server.leases)
@@ -380,7 +380,7 @@ async def test_release_that_is_not_answered_is_repeated(here: Process, server: S
     """A lease that could not be given back is given back as soon as the store answers again, and counts once."""
     lease = await here.owned()
     here.store.error = OSError("down")
-    lease.let_go()
+    lease.release_soon()
     await eventually(lambda: not here.tier.upkeep)
     await here.after(0.2)
     here.store.error = None
@@ -394,7 +394,7 @@ async def test_release_behind_an_open_breaker_is_not_lost(here: Process, server:
     """It waits until a probe may be sent, and may be the probe."""
     lease = await here.owned()
     here.breaker.trip("a test")
-    lease.let_go()
+    lease.release_soon()
     await eventually(lambda: not here.tier.upkeep)
     asked = here.asked
     await here.after(0.25)
@@ -406,10 +406,10 @@ async def test_lease_that_may_be_granted_late(here: Process, server: Server) -> 
     """A request that ran out of time may be executed when the release has been: that is repeated for a lease's life."""
     here.store.error = TimeoutError()
     lease = here.lease()
-    await lease.ask(as_it_is)
+    await lease.acquire(as_it_is)
     await eventually(lambda: not here.tier.upkeep)
     here.store.error = None
-    lease.let_go()
+    lease.release_soon()
     await here.after(0.2)
     server.leases[key_of()] = lease._token, False, here.clock() + 2  # now
     here.asked  # noqa: B018
@@ -421,7 +421,7 @@ async def test_lease_that_may_be_granted_late(here: Process, server: Server) -> 
 async def test_lease_that_was_not_granted_at_all(here: Process, server: Server) -> None:
     """When the life of a lease has passed since the store answered again, nothing is owed any more."""
     here.store.error = TimeoutError()
-    await here.lease().ask(as_it_is)
+    await here.lease().acquire(as_it_is)
     for _ in range(20):
         await here.after(0.5)
     still_owed = not here.tier.leases.is_idle
@@ -437,7 +437,7 @@ async def test_lease_that_was_not_granted_at_all(here: Process, server: Server) 
 async def test_store_that_never_answers_again(here: Process) -> None:
     """What is owed to it is forgotten after a minute."""
     here.store.error = TimeoutError()
-    await here.lease().ask(as_it_is)
+    await here.lease().acquire(as_it_is)
     for _ in range(65):
         await here.after(1)
 
@@ -458,7 +458,7 @@ async def test_lease_under_the_token_of_a_request_that_was_lost(
 
     monkeypatch.setattr(here.store, "acquire", lose_the_first)
     lease = await here.owned()
-    lease.let_go()
+    lease.release_soon()
     await eventually(lambda: not here.tier.upkeep)
     server.leases[key_of()] = tokens[0], False, here.clock() + 2
     here.asked  # noqa: B018
@@ -478,7 +478,7 @@ async def test_release_that_is_refused(
 
     monkeypatch.setattr(here.store, "release", refuse)
     lease = await here.owned()
-    lease.let_go()
+    lease.release_soon()
     await eventually(lambda: not here.tier.upkeep)
     for _ in range(16):
         await here.after(0.25)
@@ -494,7 +494,7 @@ async def test_releases_that_are_owed_are_bounded(here: Process, monkeypatch: py
     leases = [await here.owned(f"menu-{number}") for number in range(3)]
     here.store.error = OSError("down")
     for lease in leases:
-        lease.let_go()
+        lease.release_soon()
     await eventually(lambda: not here.tier.upkeep)
 
     assert [lease._token for lease in leases[1:]] == [*here.tier.leases._owed]
@@ -507,7 +507,7 @@ async def test_closing_tries_once_more(here: Process, server: Server) -> None:
     """What is owed when the store is closed is tried once more, and then forgotten; no timer comes after that."""
     lease = await here.owned()
     here.store.error = OSError("down")
-    lease.let_go()
+    lease.release_soon()
     await eventually(lambda: not here.tier.upkeep)
     here.store.error = None
     await here.tier.aclose()
@@ -520,7 +520,7 @@ async def test_flight_that_ends_after_closing(here: Process) -> None:
     """A flight that outlives its tier has no store left to ask."""
     lease = await here.owned()
     await here.tier.aclose()
-    lease.let_go()
-    await here.lease("menu-8").ask(as_it_is)
+    lease.release_soon()
+    await here.lease("menu-8").acquire(as_it_is)
 
     assert (set(), True) == (here.tier.upkeep, here.tier.leases.is_idle)

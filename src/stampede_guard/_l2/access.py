@@ -1,4 +1,4 @@
-"""How a store is asked: in turn, through the breaker of its node, and with an eye on refusals."""
+"""Calls to a store: bounded concurrency, a breaker for each node, refusals logged once."""
 
 import asyncio
 import logging
@@ -14,12 +14,13 @@ T = TypeVar("T")
 
 logger = logging.getLogger("stampede_guard")
 
-_QUEUE = 5.0  # seconds that an operation waits for its turn before it is given up
-_CALM = 10.0  # seconds without a refusal until it is over: a store that is almost full says yes and no by turns
+_QUEUE_TIMEOUT = 5.0  # seconds that an operation waits for its turn before it is given up
+# Seconds without a refusal until it is over: a store that is almost full accepts and refuses by turns.
+_ACCEPTED_AFTER = 10.0
 
 
 class StoreUnavailable(Exception):  # noqa: N818  # control flow of the tier alone
-    """The store was not asked, or did not answer; already counted."""
+    """The store was not called, or did not answer; already counted."""
 
 
 class StoreAccess:
@@ -27,7 +28,7 @@ class StoreAccess:
 
     Args:
         name: The store's, for logs.
-        concurrency: How many may ask at once.
+        concurrency: How many operations may run at once.
         clock: Monotonic seconds.
     """
 
@@ -36,9 +37,9 @@ class StoreAccess:
         self._clock = clock
         self._concurrency = concurrency
         self._slots = asyncio.Semaphore(concurrency)
-        self._begun = 0  # questions that were put without a slot; there may be as many of them
+        self._reserved = 0  # operations without a slot; as many as slots may run
         self._breakers: dict[str, Breaker] = {}
-        self._refusals: dict[str, tuple[str, float]] = {}  # by what the store was asked to do: why not, and when last
+        self._refusals: dict[str, tuple[str, float]] = {}  # by operation: the reason, and when last
 
     def breaker(self, node: str) -> Breaker:
         """Return the breaker of *node*."""
@@ -47,76 +48,78 @@ class StoreAccess:
             breaker = self._breakers[node] = Breaker(node, self._clock)
         return breaker
 
-    def begin(self, node: str) -> Breaker | None:
-        """Return the breaker of *node* if a question can be put without waiting; when it is answered, `end` it."""
+    def reserve(self, node: str) -> Breaker | None:
+        """Return the breaker of *node* if an operation can start at once; `release` it afterwards."""
         breaker = self._breakers.get(node) or self.breaker(node)
-        if breaker.state != "closed" or self._begun >= self._concurrency:
+        if breaker.state != "closed" or self._reserved >= self._concurrency:
             return None
-        self._begun += 1
+        self._reserved += 1
         return breaker
 
-    def end(self, verb: str, breaker: Breaker | None) -> None:
-        """Take note that such a question is over, and of its *breaker* if it was answered."""
-        self._begun -= 1
+    def release(self, verb: str, breaker: Breaker | None) -> None:
+        """End an operation for which `reserve` made room; *breaker* is given if it was answered."""
+        self._reserved -= 1
         if breaker is not None:
             self._note_success(verb, breaker)
 
-    async def ask(
+    async def call(
         self,
         verb: str,
         node: str,
-        ask: Callable[[], Awaitable[T]],
+        operation: Callable[[], Awaitable[T]],
         counters: Counters,
         *,
         is_forced: bool = False,
         is_urgent: bool = False,
     ) -> T:
-        """Return the store's answer, when it is this operation's turn; tell the breaker of *node* how it went.
+        """Run *operation* when it is its turn; record its outcome with the breaker of *node*.
 
         Args:
-            verb: What the store is asked to do, for logs.
+            verb: The operation's name, for logs.
             node: Name of the server.
-            ask: Asks it.
+            operation: The call.
             counters: Where outcomes are counted.
-            is_forced: Whether to ask even when the breaker is open, and to wait for a turn as long as it takes.
-            is_urgent: Whether to ask without a slot, ahead of the queue.
+            is_forced: Whether to call even when the breaker is open, and to wait for a turn as long as it takes.
+            is_urgent: Whether to call without a slot, ahead of the queue.
 
         Raises:
-            StoreUnavailable: there was none.
+            StoreUnavailable: there was no answer.
         """
         if is_urgent:
-            return await self._try(verb, node, ask, counters, is_forced=is_forced)
+            return await self._call_now(verb, node, operation, counters, is_forced=is_forced)
         if self._slots.locked() and not is_forced:
             await self._queue(counters)
         else:
             await self._slots.acquire()  # at once, or as long as it takes
         try:
-            return await self._try(verb, node, ask, counters, is_forced=is_forced)
+            return await self._call_now(verb, node, operation, counters, is_forced=is_forced)
         finally:
             self._slots.release()
 
-    async def _try(
-        self, verb: str, node: str, ask: Callable[[], Awaitable[T]], counters: Counters, *, is_forced: bool
+    async def _call_now(
+        self, verb: str, node: str, operation: Callable[[], Awaitable[T]], counters: Counters, *, is_forced: bool
     ) -> T:
-        # Now, not before the queue: should the store hang, those who queue leave as soon as that is known.
+        # After the queue, not before: once a hanging store has opened the breaker, queued operations end at once.
         breaker = self.breaker(node)
         if not breaker.allows() and not is_forced:
             counters.l2_skips += 1
             raise StoreUnavailable
-        return await self._watch(verb, breaker, ask, counters)
+        return await self._call_and_record(verb, breaker, operation, counters)
 
     async def _queue(self, counters: Counters) -> None:
-        """Wait for a slot. A burst has to queue somewhere, and a database has fewer connections than this."""
+        """Wait for a slot: a burst queues here, because the database has fewer connections."""
         try:
-            async with StallTolerantTimeout(_QUEUE):
+            async with StallTolerantTimeout(_QUEUE_TIMEOUT):
                 await self._slots.acquire()
         except TimeoutError:
             counters.l2_skips += 1
             raise StoreUnavailable from None
 
-    async def _watch(self, verb: str, breaker: Breaker, ask: Callable[[], Awaitable[T]], counters: Counters) -> T:
+    async def _call_and_record(
+        self, verb: str, breaker: Breaker, operation: Callable[[], Awaitable[T]], counters: Counters
+    ) -> T:
         try:
-            answer = await ask()
+            answer = await operation()
         except Exception as error:  # drivers raise more than they document
             self.note_failure(verb, breaker, error, counters)
             raise StoreUnavailable from error
@@ -129,17 +132,17 @@ class StoreAccess:
     def _note_success(self, verb: str, breaker: Breaker) -> None:
         breaker.succeeded()
         if self._refusals:
-            self._note_consent(verb)
+            self._note_acceptance(verb)
 
     def note_failure(self, verb: str, breaker: Breaker, error: Exception, counters: Counters) -> None:
-        """Count the *error* that there was in place of an answer, and tell the breaker."""
+        """Count *error*, and record it with the breaker."""
         if isinstance(error, StoreOverloaded):
             counters.l2_skips += 1
             breaker.gave_up()
             return
         counters.l2_errors += 1
         if isinstance(error, Refused):
-            breaker.succeeded()  # a no is an answer
+            breaker.succeeded()  # a refusal is an answer
             self.note_refusal(verb, str(error))
         elif LOST_TOGETHER in getattr(error, "__notes__", ()):
             breaker.gave_up()  # else one lost connection of many would open it
@@ -147,14 +150,14 @@ class StoreAccess:
             breaker.failed(reason(error))
 
     def note_refusal(self, verb: str, why: str) -> None:
-        """Log that the store will not do *verb*, once for each reason."""
+        """Log that the store refuses *verb*, once for each reason."""
         known, _ = self._refusals.get(verb, ("", 0.0))
         self._refusals[verb] = why, self._clock()
         if known != why:
             logger.warning("%s refuses to %s: %s", self._name, verb, why)
 
-    def _note_consent(self, verb: str) -> None:
-        if verb in self._refusals and self._clock() - self._refusals[verb][1] >= _CALM:
+    def _note_acceptance(self, verb: str) -> None:
+        if verb in self._refusals and self._clock() - self._refusals[verb][1] >= _ACCEPTED_AFTER:
             del self._refusals[verb]
             logger.info("%s accepts to %s again", self._name, verb)
 

@@ -137,7 +137,7 @@ class Tier:
                 send = partial(self.store.invalidate_tag, key, new_mark(), _MARKS_LIFE, waiting.message)
             else:
                 send = partial(self.store.invalidate, key, waiting.version, waiting.message)
-            await self.asking.ask("invalidate", self.store.node_of(key), send, counters, is_forced=is_forced)
+            await self.asking.call("invalidate", self.store.node_of(key), send, counters, is_forced=is_forced)
             if generation == self.store.generation:  # else it may be lost with the server that confirmed it
                 self.pending.confirm(waiting)
                 self.recent.note(key)  # a replica may lag behind the confirmation
@@ -168,7 +168,7 @@ class Tier:
         """Send an echo, even when the breaker is open: its answer shows that the store is back."""
         node = self.store.node_of(self.store.channel)
         try:
-            await self.asking.ask("publish", node, partial(self.store.echo, payload), _UNCOUNTED, is_forced=True)
+            await self.asking.call("publish", node, partial(self.store.echo, payload), _UNCOUNTED, is_forced=True)
         except StoreUnavailable:
             return False
         return True
@@ -177,7 +177,7 @@ class Tier:
         """Return the tokens of the flights that stored the values under *key*; none if the store does not answer."""
         ask = partial(self.store.stored_by, key)
         try:
-            return await self.asking.ask("read", self.store.node_of(key), ask, _UNCOUNTED)
+            return await self.asking.call("read", self.store.node_of(key), ask, _UNCOUNTED)
         except StoreUnavailable:
             return ()
 

@@ -261,7 +261,7 @@ class LeaseKeeper:
         wanted = [(right.key, right.token, right.length) for right in rights]
         ask = partial(self._store.renew, wanted)
         try:
-            answers = await self._asking.ask("renew", node, ask, rights[0].counters, is_urgent=True)
+            answers = await self._asking.call("renew", node, ask, rights[0].counters, is_urgent=True)
         except StoreUnavailable:
             now = self._clock()
             for right in rights:  # they have some life left
@@ -282,7 +282,7 @@ class LeaseKeeper:
         owed = [(debt.key, debt.token, debt.message, debt.is_unstored) for debt in debts]
         ask = partial(self._store.release, owed)
         try:
-            answers = await self._asking.ask("release", node, ask, counters, is_urgent=True)
+            answers = await self._asking.call("release", node, ask, counters, is_urgent=True)
         except StoreUnavailable:
             now = self._clock()
             for debt in debts:

@@ -1,7 +1,7 @@
-"""L2 in Redis or Valkey, through redis-py: what the guard asks for, as commands.
+"""L2 in Redis or Valkey, through redis-py: the store's operations as commands.
 
-Every script but ACQUIRE is harmless when it runs twice, even long after, so whatever was lost with its connection
-is asked once more. A deadline that ran out is not: the caller has waited long enough.
+Every script but ACQUIRE is idempotent, even long after, so a request that was lost with its connection is sent once
+more. A request that ran into its deadline is not, because the caller has waited long enough.
 """
 
 import asyncio
@@ -28,22 +28,22 @@ from ._redis import scripts
 from ._redis.client import describe
 from ._redis.node import Command, ConnectionLimits, Node, NotPrimaryError, Redirected
 from ._redis.pipeline import Pipeliner
-from ._redis.requests import AcquireRequest, CallbackReply, CommandRequest, as_verdict, marking
+from ._redis.requests import AcquireRequest, CallbackReply, CommandRequest, as_result, marking
 from ._redis.resp import UnexpectedReply
 from ._redis.scripts import Call
 from ._redis.topology.factory import make_topology
 from ._redis.urls import Servers
 from ._timeouts import StallTolerantTimeout
 
-_ROOM = 1024  # bytes for the header of a value
+_HEADER_BYTES = 1024  # bytes for the header of a value
 _RELEASES = 2  # whose longest values fit into one envelope, beside each other
-_VERSION_LIFE = 600.0  # seconds that a lowest version is kept: longer than any load, lag or transaction
+_VERSION_TTL = 600.0  # seconds that a lowest version is kept: longer than any load, lag or transaction
 _NO_SCRIPT = "NoScriptError"
 _TRY_AGAIN = "TryAgainError"  # a slot is on its way, and the keys are not at one node, or are missing
-_ABILITIES = frozenset({"leases", "backplane", "tags", "versions"})
-_TOGETHER = 64  # operations that may wait for each connection
-_KNOWN = 64  # nodes whose batches are remembered, be there any or not
-_NODES = 8  # tries to find another node than the one that is listened to
+_CAPABILITIES = frozenset({"leases", "backplane", "tags", "versions"})
+_OPERATIONS_PER_CONNECTION = 64  # operations at once for each connection
+_MAX_PIPELINERS = 64  # pipeliners that are kept; beyond that, idle ones are dropped
+_ECHO_TRIES = 8  # tries to find a node other than the one with the subscription
 _INVALIDATE_CHANNEL = b"__redis__:invalidate"  # the channel on which a server tells of keys
 
 
@@ -55,7 +55,7 @@ class RedisStore:
 
             - `redis://host`, `unix:///path`: one server;
             - `redis://primary,replica,replica`: one that takes the writes, and others that may be read from;
-            - `redis+sentinel://sentinel,sentinel/service`: whatever the sentinels say;
+            - `redis+sentinel://sentinel,sentinel/service`: the primary and replicas that the sentinels name;
             - `redis+cluster://node,node`: a cluster.
 
             With `rediss` instead of `redis`, connections are encrypted, and certificates and host names checked.
@@ -64,7 +64,7 @@ class RedisStore:
         max_connections: Connections open at once to each server; operations that come together share one.
         max_bytes: Size of the longest value; nothing longer than two of these is read, however long it is in the store.
         tracking: Whether to hear of keys that others write or delete, `redis-cli` for one; costs a message for each
-            write under the namespace, and a look at each key that is in L1.
+            write under the namespace, and a read of each key that is in L1.
         ca_certs: Path of a file with the certificates to trust, instead of the system's.
 
     Raises:
@@ -86,16 +86,16 @@ class RedisStore:
     ) -> None:
         flag("tracking", tracking)
         self._tracks = tracking
-        self.capabilities = _ABILITIES | {"tracking"} if tracking else _ABILITIES
+        self.capabilities = _CAPABILITIES | {"tracking"} if tracking else _CAPABILITIES
         limits = ConnectionLimits(
             seconds("deadline", deadline),
             seconds("connect_timeout", connect_timeout),
             count("max_connections", max_connections),
         )
         # A longer envelope is cut, and therefore refused.
-        self._last = _RELEASES * (count("max_bytes", max_bytes) + _ROOM)
+        self._last = _RELEASES * (count("max_bytes", max_bytes) + _HEADER_BYTES)
         self._limits = limits
-        self.concurrency = limits.max_connections * _TOGETHER
+        self.concurrency = limits.max_connections * _OPERATIONS_PER_CONNECTION
         tls = {} if ca_certs is None else {"ssl_ca_certs": ca_certs}
         described = servers if isinstance(servers, Servers) else describe(servers)
         if tracking and described.kind == "cluster":
@@ -107,8 +107,8 @@ class RedisStore:
         self._echoes = new_token()
         self._topology = make_topology(described, limits, time.monotonic, **tls)
         self.has_replicas = self._topology.has_replicas
-        self._batches: dict[Node, Pipeliner] = {}
-        self._incarnations: dict[str, str] = {}
+        self._pipeliners: dict[Node, Pipeliner] = {}
+        self._run_ids: dict[str, str] = {}
         self._restarts = 0
         self._bus_node = ""  # name of the node that is listened to
 
@@ -140,20 +140,24 @@ class RedisStore:
         node = self._topology.replica(key)
         if node is None:
             return None
-        places = [self._topology.replica(tag) or self._topology.primary(tag) for tag in tags]
-        await self._when_there_is_room(node)
+        tag_nodes = [self._topology.replica(tag) or self._topology.primary(tag) for tag in tags]
+        await self._with_capacity(node)
         try:
-            answer = await self._look(node, AcquireRequest(key, None, self._last, tuple(tags), 0, fingerprint), places)
+            answer = await self._submit(
+                node, AcquireRequest(key, None, self._last, tuple(tags), 0, fingerprint), tag_nodes
+            )
         except TimeoutError:
             raise
         except Exception:  # noqa: BLE001  # drivers raise more than they document
-            answer = await self._look(node, AcquireRequest(key, None, self._last, tuple(tags), 0, fingerprint), places)
+            answer = await self._submit(
+                node, AcquireRequest(key, None, self._last, tuple(tags), 0, fingerprint), tag_nodes
+            )
         if answer.__class__ is AcquireResult:
             return answer
         reply, marks = answer
         if any(each is None or isinstance(each, Refused) for each in (reply, *marks)):
             return None  # the primary will know
-        return as_verdict(reply, tuple(marks))
+        return as_result(reply, tuple(marks))
 
     async def acquire(  # noqa: PLR0917  # as the protocol has it
         self,
@@ -166,14 +170,14 @@ class RedisStore:
         previous_token: str = "",
         fingerprint: bytes = NO_FINGERPRINT,
     ) -> AcquireResult:
-        """Run ACQUIRE, and MARK for each tag; or read the value and the marks, as the batch has it."""
+        """Run ACQUIRE, and MARK for each tag; or plain reads, as the pipeline decides."""
         primary = self._topology.primary
-        node, places = primary(key), [primary(tag) for tag in tags]
+        node, tag_nodes = primary(key), [primary(tag) for tag in tags]
         rights = token, _ms(lease), reject, previous_token
-        look = AcquireRequest(key, rights, self._last, tuple(tags), _ms(marks_ttl), fingerprint)
-        if self._batches_of(node).is_full:
-            await self._batches_of(node).room()
-        return await self._verdict(look, tuple(tags), node, places, await self._look(node, look, places))
+        request = AcquireRequest(key, rights, self._last, tuple(tags), _ms(marks_ttl), fingerprint)
+        if self._pipeliner_of(node).is_full:
+            await self._pipeliner_of(node).wait_for_capacity()
+        return await self._complete(request, tuple(tags), node, tag_nodes, await self._submit(node, request, tag_nodes))
 
     def start_acquire(  # noqa: PLR0917  # as the protocol has it
         self,
@@ -187,63 +191,67 @@ class RedisStore:
         """Begin to acquire, where one node knows everything."""
         primary = self._topology.primary
         node = primary(key)
-        batches = self._batches_of(node)
-        if batches.is_full or batches.is_closed:
+        pipeliner = self._pipeliner_of(node)
+        if pipeliner.is_full or pipeliner.is_closed:
             return None
         for tag in tags:
             if primary(tag) is not node:
                 return None
-        look = AcquireRequest(key, ("", _ms(lease), b"", ""), self._last, tuple(tags), _ms(marks_ttl), fingerprint)
-        return batches.tell(look, on_answer)
+        request = AcquireRequest(key, ("", _ms(lease), b"", ""), self._last, tuple(tags), _ms(marks_ttl), fingerprint)
+        return pipeliner.submit_callback(request, on_answer)
 
     async def finish_acquire(self, pending: PendingAcquire, token: str) -> AcquireResult:
         """Acquire, from the answer on."""
-        told = cast("CallbackReply", pending)
-        look, node = told.look, told.node
-        look.take_token(token)
-        return await self._verdict(look, look.tags, node, [node] * len(look.tags), told.reply())
+        reply = cast("CallbackReply", pending)
+        request, node = reply.request, reply.node
+        request.take_token(token)
+        return await self._complete(request, request.tags, node, [node] * len(request.tags), reply.reply())
 
-    async def _verdict(
-        self, look: AcquireRequest, tags: Sequence[str], node: Node, places: Sequence[Node], answer: Any
+    async def _complete(
+        self, request: AcquireRequest, tags: Sequence[str], node: Node, tag_nodes: Sequence[Node], answer: Any
     ) -> AcquireResult:
         if answer.__class__ is AcquireResult:
-            verdict: AcquireResult = answer
-            return verdict
+            result: AcquireResult = answer
+            return result
         reply, marks = answer
         if isinstance(reply, Refused):
-            reply = await self._acquire_once_more(node, look.acquisition(), reply)
+            reply = await self._retry_acquire(node, request.acquisition(), reply)
         marks = [*marks]
         for at, mark in enumerate(marks):
             if isinstance(mark, Refused):
-                marks[at] = await self._once_more(places[at], marking(tags[at], look.life), mark)
-        return as_verdict(reply, tuple(marks))
+                marks[at] = await self._retry_refused(tag_nodes[at], marking(tags[at], request.ttl), mark)
+        return as_result(reply, tuple(marks))
 
-    async def _acquire_once_more(self, node: Node, call: Call, refusal: Refused) -> Any:
-        """Run ACQUIRE as `_once_more`; read the value alone where it may be at another node than the lease."""
+    async def _retry_acquire(self, node: Node, call: Call, refusal: Refused) -> Any:
+        """Run ACQUIRE as `_retry_refused`; read the value alone where it may be at another node than the lease."""
         if str(refusal) != _TRY_AGAIN:
             try:
-                return await self._once_more(node, call, refusal)
+                return await self._retry_refused(node, call, refusal)
             except Refused as again:
                 if str(again) != _TRY_AGAIN:
                     raise
         return await self._run(call._replace(keys=call.keys[:1]))
 
-    def _look(self, node: Node, look: AcquireRequest, places: Sequence[Node]) -> Awaitable[Any]:
-        """Ask *node* for the value, and for the marks those nodes that have them, all at once."""
-        if places.count(node) == len(places):
-            return self._batches_of(node).ask(look)
-        return self._look_around(node, look, places)
+    def _submit(self, node: Node, request: AcquireRequest, tag_nodes: Sequence[Node]) -> Awaitable[Any]:
+        """Send *request* to *node*, and the requests for marks to the nodes that have them, all at once."""
+        if tag_nodes.count(node) == len(tag_nodes):
+            return self._pipeliner_of(node).submit(request)
+        return self._submit_to_nodes(node, request, tag_nodes)
 
-    async def _look_around(self, node: Node, look: AcquireRequest, places: Sequence[Node]) -> tuple[Any, list[Any]]:
+    async def _submit_to_nodes(
+        self, node: Node, request: AcquireRequest, tag_nodes: Sequence[Node]
+    ) -> tuple[Any, list[Any]]:
         positions: dict[Node, list[int]] = {node: []}
-        for at, place in enumerate(places):
-            positions.setdefault(place, []).append(at)
-        tags, marks = look.tags, [None] * len(places)
+        for at, tag_node in enumerate(tag_nodes):
+            positions.setdefault(tag_node, []).append(at)
+        tags, marks = request.tags, [None] * len(tag_nodes)
         asked: list[asyncio.Future[tuple[Any, Sequence[Any]]]] = []
-        for place, its in positions.items():
-            each = look if place is node else AcquireRequest("", look.rights, look.last, (), look.life)
+        for tag_node, its in positions.items():
+            each = (
+                request if tag_node is node else AcquireRequest("", request.lease_args, request.last, (), request.ttl)
+            )
             each.tags, each.is_easy = tuple(tags[at] for at in its), False
-            asked.append(self._batches_of(place).ask(each))
+            asked.append(self._pipeliner_of(tag_node).submit(each))
         try:
             answers = [await answer for answer in asked]
         finally:
@@ -267,7 +275,7 @@ class RedisStore:
     ) -> bool:
         """Run FILL."""
         lowest = "" if version is None else version
-        stored = token, envelope, _ms(ttl), lowest, _ms(_VERSION_LIFE)
+        stored = token, envelope, _ms(ttl), lowest, _ms(_VERSION_TTL)
         args = (*stored, self._bus, message, int(always_publish), self._last)
         reply = await self._run(Call(bytes, scripts.FILL, _keys(key), args))
         return reply in (b"OK", b"DUP")
@@ -299,7 +307,7 @@ class RedisStore:
 
     async def _invalidate(self, keys: tuple[str, ...], version: int | None, message: bytes) -> None:
         lowest = "" if version is None else version
-        await self._run(Call(int, scripts.INVALIDATE, keys, (lowest, _ms(_VERSION_LIFE), self._bus, message)))
+        await self._run(Call(int, scripts.INVALIDATE, keys, (lowest, _ms(_VERSION_TTL), self._bus, message)))
 
     async def invalidate_tag(self, key: str, mark: bytes, ttl: float, message: bytes) -> None:
         """Run INVALIDATE_TAG."""
@@ -307,7 +315,7 @@ class RedisStore:
 
     async def echo(self, payload: bytes) -> None:
         """Publish for ourselves, in a cluster through another node than the one that is listened to."""
-        nodes = [self._topology.primary(f"{self.channel}-{number}") for number in range(_NODES)]
+        nodes = [self._topology.primary(f"{self.channel}-{number}") for number in range(_ECHO_TRIES)]
         node = next((each for each in nodes if each.name != self._bus_node), nodes[0])
         for reply in await node.exchange((int, "PUBLISH", self._echo_channel, payload)):
             if isinstance(reply, Refused):
@@ -315,7 +323,7 @@ class RedisStore:
 
     async def stored_by(self, key: str) -> tuple[bytes, ...]:
         """Read the tokens in the envelope's header."""
-        (header,) = await self._ask(self._topology.primary(key), (bytes, "GETRANGE", key, 0, LONGEST_HEADER - 1))
+        (header,) = await self._command(self._topology.primary(key), (bytes, "GETRANGE", key, 0, LONGEST_HEADER - 1))
         if isinstance(header, Refused):
             raise header
         return tokens_of(header)
@@ -345,20 +353,20 @@ class RedisStore:
         finally:
             await connection.disconnect(nowait=True)
 
-    def _note_run_id(self, node: str, incarnation: str) -> None:
-        """Compare with what the node said last; one that will not say may be another each time."""
-        known = self._incarnations.get(node)
-        self._incarnations[node] = incarnation
-        if known is not None and (known != incarnation or not incarnation):
+    def _note_run_id(self, node: str, run_id: str) -> None:
+        """Compare with the node's last run id; without one, each answer may be from another server."""
+        known = self._run_ids.get(node)
+        self._run_ids[node] = run_id
+        if known is not None and (known != run_id or not run_id):
             self._restarts += 1
 
     async def aclose(self) -> None:
         """Close every connection."""
-        await asyncio.gather(*[batches.aclose() for batches in self._batches.values()])
+        await asyncio.gather(*[pipeliner.aclose() for pipeliner in self._pipeliners.values()])
         await self._topology.aclose()
 
     async def _run(self, call: Call) -> Any:
-        """Run *call* on the primary of its keys; twice if the first to be asked was one no more."""
+        """Run *call* on the primary of its keys; once more if the first node is no longer the primary."""
         try:
             return await self._run_once(call)
         except NotPrimaryError:
@@ -366,27 +374,27 @@ class RedisStore:
 
     async def _run_once(self, call: Call) -> Any:
         node = self._topology.primary(call.keys[0])
-        (reply,) = await self._ask(node, call.by_digest())
-        return await self._once_more(node, call, reply) if isinstance(reply, Refused) else reply
+        (reply,) = await self._command(node, call.by_digest())
+        return await self._retry_refused(node, call, reply) if isinstance(reply, Refused) else reply
 
     async def _run_all(self, calls: Sequence[Call]) -> list[bool | Exception]:
-        """Run *calls*, whose keys one node has, in one round trip and ahead of what waits; a refusal is an answer."""
+        """Run *calls*, whose keys are of one node, in one round trip ahead of the queue; a refusal is a reply."""
         node = self._topology.primary(calls[0].keys[0])
         commands = [call.by_digest() for call in calls]
-        replies = await self._ask(node, *commands, is_urgent=True)
+        replies = await self._command(node, *commands, is_urgent=True)
         if isinstance(replies[0], Refused) and str(replies[0]) == _NO_SCRIPT:
             # The first brings the script for all: one by one, they would take as many round trips.
-            replies = await self._ask(node, calls[0].by_text(), *commands[1:], is_urgent=True)
+            replies = await self._command(node, calls[0].by_text(), *commands[1:], is_urgent=True)
         for at, reply in enumerate(replies):
             if isinstance(reply, Refused):
                 try:
-                    replies[at] = await self._once_more(node, calls[at], reply)
+                    replies[at] = await self._retry_refused(node, calls[at], reply)
                 except Refused as refusal:
                     replies[at] = refusal
         return [reply if isinstance(reply, Refused) else bool(reply) for reply in replies]
 
-    async def _once_more(self, node: Node, call: Call, refusal: Refused) -> Any:
-        """Run *call* where *node* sent us, or with the script's text if that is what it lacks."""
+    async def _retry_refused(self, node: Node, call: Call, refusal: Refused) -> Any:
+        """Run *call* on the node to which *node* redirects, or with the script's text if that was missing."""
         reply: Any = refusal
         asking: list[Command] = []
         if str(refusal) != _NO_SCRIPT:
@@ -395,40 +403,40 @@ class RedisStore:
                 raise Refused(*refusal.args)  # another object: others may have been told the same
             if isinstance(refusal, Redirected) and not refusal.is_moved:
                 asking = [(bytes, "ASKING")]
-            *_, reply = await self._batches_of(other).ask(CommandRequest(*asking, call.by_digest()))
+            *_, reply = await self._pipeliner_of(other).submit(CommandRequest(*asking, call.by_digest()))
             node = other
         if isinstance(reply, Refused) and str(reply) == _NO_SCRIPT:
-            *_, reply = await self._batches_of(node).ask(CommandRequest(*asking, call.by_text()))
+            *_, reply = await self._pipeliner_of(node).submit(CommandRequest(*asking, call.by_text()))
         if isinstance(reply, Refused):
             raise reply
         return reply
 
-    async def _ask(self, node: Node, *commands: Command, is_urgent: bool = False) -> list[Any]:
-        """Return the replies of *node*; ask twice if the first time was in vain, but not for lack of time."""
+    async def _command(self, node: Node, *commands: Command, is_urgent: bool = False) -> list[Any]:
+        """Return the replies of *node*; on any error but a timeout, send the commands once more."""
         replies: list[Any]
-        batches = self._batches_of(node) if is_urgent else await self._when_there_is_room(node)
+        pipeliner = self._pipeliner_of(node) if is_urgent else await self._with_capacity(node)
         try:
-            replies = await batches.ask(CommandRequest(*commands, is_urgent=is_urgent))
+            replies = await pipeliner.submit(CommandRequest(*commands, is_urgent=is_urgent))
         except TimeoutError:
             raise
         except Exception:  # noqa: BLE001  # drivers raise more than they document
-            replies = await batches.ask(CommandRequest(*commands, is_urgent=is_urgent))
+            replies = await pipeliner.submit(CommandRequest(*commands, is_urgent=is_urgent))
         return replies
 
-    async def _when_there_is_room(self, node: Node) -> Pipeliner:
-        batches = self._batches_of(node)
-        if batches.is_full:
-            await batches.room()
-        return batches
+    async def _with_capacity(self, node: Node) -> Pipeliner:
+        pipeliner = self._pipeliner_of(node)
+        if pipeliner.is_full:
+            await pipeliner.wait_for_capacity()
+        return pipeliner
 
-    def _batches_of(self, node: Node) -> Pipeliner:
-        batches = self._batches.get(node)
-        if batches is None:
-            if len(self._batches) >= _KNOWN:  # there were so many, in the course of time
-                self._batches = {known: each for known, each in self._batches.items() if not each.is_idle}
-            batches = Pipeliner(node, self._limits.max_connections, partial(self._topology.failed, node))
-            self._batches[node] = batches
-        return batches
+    def _pipeliner_of(self, node: Node) -> Pipeliner:
+        pipeliner = self._pipeliners.get(node)
+        if pipeliner is None:
+            if len(self._pipeliners) >= _MAX_PIPELINERS:  # there were so many, in the course of time
+                self._pipeliners = {known: each for known, each in self._pipeliners.items() if not each.is_idle}
+            pipeliner = Pipeliner(node, self._limits.max_connections, partial(self._topology.failed, node))
+            self._pipeliners[node] = pipeliner
+        return pipeliner
 
     def __reduce__(self) -> NoReturn:
         """Refuse to be pickled, password and all."""
@@ -475,7 +483,7 @@ async def _track(connection: Any, prefix: str) -> None:
 
 
 async def _run_id(connection: Any) -> str:
-    """Return what tells this run of the server from its last, or nothing if that may not be asked."""
+    """Return the id of this run of the server; empty if the client may not ask for it."""
     await connection.send_packed_command(connection.pack_command("INFO", "server"))
     try:
         found = re.search(rb"run_id:(\w+)", await connection.read_response())

@@ -1,11 +1,11 @@
-"""Batches: what the tasks of one iteration of the event loop ask of a node travels together.
+"""Automatic pipelining: requests of one event-loop iteration to one node are sent together.
 
-The first to ask starts a task; when that has its turn, whoever was ready to ask has asked. So nobody waits for
-a batch to fill, and who is alone travels as if there were none of this. A batch is bounded in questions and
-bytes, and has a connection to itself: the next one does not wait for its answers.
+The first request starts a task. When that task runs, the other requests of the same iteration have been submitted, so
+no request waits for a pipeline to fill. A pipeline is bounded in requests and bytes, and has a connection of its own,
+so the next pipeline does not wait for its replies.
 
-Everybody waits on a future of their own. A question that is given up before it is sent is not sent; one that is
-given up later is answered to nobody, and neither its connection nor the others notice.
+Each request has an answer of its own. A request that is cancelled before it is sent is not sent; the reply to one that
+is cancelled later is dropped, which affects neither the connection nor the other requests.
 """
 
 import asyncio
@@ -20,25 +20,25 @@ from .._timeouts import StallTolerantTimeout
 from .node import Node, Request
 from .requests import AcquireRequest, CallbackReply, CommandRequest, Pipeline
 
-_QUESTIONS = 128  # in one batch
-_BYTES = 1 << 17  # that one batch sends; what is larger by itself travels by itself
-_QUEUE = 5.0  # seconds that an operation waits for a connection before it is given up
-# Share of looks that found a value lately, from which on the next ones are expected to. Among others that saves time;
-# whoever is alone would pay for an error with a round trip, which is longer than what they save.
-_LIKELY, _CERTAIN = 0.75, 0.98
-_MEMORY = 64  # looks that this share is taken from, about
+_MAX_REQUESTS = 128  # in one pipeline
+_MAX_BYTES = 1 << 17  # that one pipeline sends; a larger request is sent alone
+_QUEUE_TIMEOUT = 5.0  # seconds that an operation waits for a connection before it is given up
+# Recent hit ratio above which values are read with plain commands instead of ACQUIRE. In a pipeline the threshold is
+# lower: a wrong guess costs one extra round trip, and a lone request gains too little to risk it.
+_LIKELY, _ALMOST_CERTAIN = 0.75, 0.98
+_HIT_WINDOW = 64  # reads that the ratio is taken from, about
 
 
 class Pipeliner:
-    """What one event loop asks of one node.
+    """The pipelines of one event loop to one node.
 
     Args:
         node: The node.
-        concurrency: How many batches may be under way at once; what is asked meanwhile makes the next.
-        on_failure: Called when one of them was not answered.
+        concurrency: How many pipelines may be under way at once; later requests form the next one.
+        on_failure: Called when a pipeline was not answered.
 
     Attributes:
-        is_closed: Whether nobody is answered any more.
+        is_closed: Whether requests fail at once.
     """
 
     def __init__(self, node: Node, concurrency: int, on_failure: Callable[[], None]) -> None:
@@ -47,194 +47,196 @@ class Pipeliner:
         self._on_failure = on_failure
         self._loop = asyncio.get_running_loop()
         self._waiting: deque[CommandRequest | AcquireRequest] = deque()
-        self._under_way: set[asyncio.Task[None]] = set()
-        self._queue: list[asyncio.Future[None]] = []  # of those who wait until there is room
+        self._running: set[asyncio.Task[None]] = set()
+        self._capacity_waiters: list[asyncio.Future[None]] = []
         self._is_due = False
         self.is_closed = False
-        self._hits = 0.0  # share of looks
+        self._hits = 0.0  # share of reads
 
     @property
     def is_idle(self) -> bool:
-        """Whether nobody is waiting for anything."""
-        return not self._under_way
+        """Whether no pipeline is under way."""
+        return not self._running
 
     @property
     def is_full(self) -> bool:
-        """Whether no batch can set out now; whoever is about to ask waits for `room` first."""
-        return not self._is_due and len(self._under_way) >= self._concurrency
+        """Whether no pipeline can start now; a caller awaits `wait_for_capacity` before it submits."""
+        return not self._is_due and len(self._running) >= self._concurrency
 
-    async def room(self) -> None:
-        """Return when a batch can set out.
+    async def wait_for_capacity(self) -> None:
+        """Return when a pipeline can start.
 
         Raises:
             StoreOverloaded: that takes too long.
         """
         try:
-            async with StallTolerantTimeout(_QUEUE):
+            async with StallTolerantTimeout(_QUEUE_TIMEOUT):
                 while self.is_full:
-                    turn = self._loop.create_future()
-                    self._queue.append(turn)
-                    await turn
+                    waiter = self._loop.create_future()
+                    self._capacity_waiters.append(waiter)
+                    await waiter
         except TimeoutError:
             raise StoreOverloaded from None
 
-    def _admit(self) -> None:
-        queue, self._queue = self._queue, []
-        for turn in queue:
-            if not turn.done():
-                turn.set_result(None)
+    def _wake_waiting(self) -> None:
+        queue, self._capacity_waiters = self._capacity_waiters, []
+        for waiter in queue:
+            if not waiter.done():
+                waiter.set_result(None)
 
-    def ask(self, question: CommandRequest | AcquireRequest) -> asyncio.Future[Any]:
-        """Return the future of *question*'s answer, which raises if there is none."""
-        answer = question.answer = self._loop.create_future()
-        self._put(question)
+    def submit(self, request: CommandRequest | AcquireRequest) -> asyncio.Future[Any]:
+        """Return the future of *request*'s answer, which raises if there is none."""
+        answer = request.answer = self._loop.create_future()
+        self._enqueue(request)
         return answer
 
-    def tell(self, look: AcquireRequest, call: Callable[[], None]) -> CallbackReply:
-        """Put *look*, and have *call* called once there is an answer or none; not on a store that is closed."""
-        told = look.answer = CallbackReply(self._node, look, call)
-        self._put(look)
-        return told
+    def submit_callback(self, request: AcquireRequest, call: Callable[[], None]) -> CallbackReply:
+        """Send *request*, and call *call* once there is an answer or an error; not on a closed store."""
+        reply = request.answer = CallbackReply(self._node, request, call)
+        self._enqueue(request)
+        return reply
 
-    def _put(self, question: CommandRequest | AcquireRequest) -> None:
+    def _enqueue(self, request: CommandRequest | AcquireRequest) -> None:
         if self.is_closed:
-            _tell([question], ConnectionError("closed"))
+            _fail_all([request], ConnectionError("closed"))
             return
-        if question.is_urgent:
-            self._waiting.appendleft(question)
+        if request.is_urgent:
+            self._waiting.appendleft(request)
         else:
-            self._waiting.append(question)
+            self._waiting.append(request)
         if not self._is_due:
-            self._set_out()
+            self._start_pipeline()
 
-    def _set_out(self) -> None:
-        if len(self._under_way) < self._concurrency:
+    def _start_pipeline(self) -> None:
+        if len(self._running) < self._concurrency:
             self._is_due = True
-            # Not by the loop's factory: an eager task would leave with the first question alone. And in a context
-            # that is nobody's.
-            task = asyncio.Task(self._travel(), loop=self._loop, name=f"batch for {self._node.name}", context=Context())
-            self._under_way.add(task)
-            task.add_done_callback(self._arrive)
+            # Not by the loop's factory: an eager task would send the first request alone. And in an empty
+            # context.
+            task = asyncio.Task(
+                self._run_pipeline(), loop=self._loop, name=f"batch for {self._node.name}", context=Context()
+            )
+            self._running.add(task)
+            task.add_done_callback(self._pipeline_done)
 
-    def _arrive(self, task: asyncio.Task[None]) -> None:
-        self._under_way.discard(task)
+    def _pipeline_done(self, task: asyncio.Task[None]) -> None:
+        self._running.discard(task)
         if task.cancelled():
-            self._is_due = False  # it may not even have begun; a task too many finds nothing to carry
-        self._admit()
+            self._is_due = False  # it may not have started; a surplus task finds an empty queue
+        self._wake_waiting()
         if self._waiting and not self._is_due:
-            self._set_out()
+            self._start_pipeline()
 
-    async def _travel(self) -> None:
-        """Carry one batch, and then those that are ready when it is answered; what is under way fails together."""
+    async def _run_pipeline(self) -> None:
+        """Send one pipeline, and then those that are ready when it is answered; requests under way fail together."""
         self._is_due = False
-        batch = self._next()
+        batch = self._next_requests()
         if not batch:
             return
-        parcel: Pipeline
+        pipeline: Pipeline
 
         async def go_on(replies: list[Any]) -> Request | None:
-            nonlocal batch, parcel
-            self._deliver(parcel, replies)
+            nonlocal batch, pipeline
+            self._dispatch(pipeline, replies)
             batch = []  # answered
             if not self._is_due:
-                batch = await self._those_who_ask_at_once()
+                batch = await self._requests_of_this_tick()
             if not batch:
                 return None
-            parcel = self._pack(batch)
-            return parcel.said
+            pipeline = self._pack(batch)
+            return pipeline.request
 
         try:
-            parcel = self._pack(batch)
-            await self._node.converse(parcel.said, go_on)
+            pipeline = self._pack(batch)
+            await self._node.converse(pipeline.request, go_on)
         except Exception as error:  # noqa: BLE001  # drivers raise more than they document
             self._fail(batch, error)
         except BaseException:  # cancelled, as at the end of the event loop, or even after that
-            self._cut(batch)
+            self._abort(batch)
             raise
 
-    async def _those_who_ask_at_once(self) -> list[CommandRequest | AcquireRequest]:
-        """Return what is asked by those who have just been answered, when each of them has had a turn."""
+    async def _requests_of_this_tick(self) -> list[CommandRequest | AcquireRequest]:
+        """Return the requests that the callers just answered submit in their next step."""
         self._is_due = True
-        self._admit()
+        self._wake_waiting()
         try:
             await asyncio.sleep(0)
         finally:
             self._is_due = False
-        return self._next()
+        return self._next_requests()
 
     def _fail(self, batch: Sequence[CommandRequest | AcquireRequest], error: Exception) -> None:
-        if batch and not self._loop.is_closed():  # else everybody had been answered, or nobody is left
+        if batch and not self._loop.is_closed():  # else all had been answered, or none can be woken
             self._on_failure()
-            _tell(batch, error)
+            _fail_all(batch, error)
 
-    def _cut(self, batch: Iterable[CommandRequest | AcquireRequest]) -> None:
-        """Let nobody of *batch* wait any more, nor begin anything new."""
-        if self._loop.is_closed():  # and nobody does
+    def _abort(self, batch: Iterable[CommandRequest | AcquireRequest]) -> None:
+        """Fail the requests of *batch* for good."""
+        if self._loop.is_closed():  # no waiter can be woken
             return
         rest: list[CommandRequest | AcquireRequest] = []
-        for question in batch:
-            if isinstance(question.answer, CallbackReply):
-                question.answer.cut()
+        for request in batch:
+            if isinstance(request.answer, CallbackReply):
+                request.answer.abort()
             else:
-                rest.append(question)
-        _tell(rest, ConnectionError("closed"))
+                rest.append(request)
+        _fail_all(rest, ConnectionError("closed"))
 
     def _pack(self, batch: Sequence[CommandRequest | AcquireRequest]) -> Pipeline:
         if self._waiting:
-            self._set_out()
-        return Pipeline(batch, is_hit_likely=self._hits >= (_LIKELY if len(batch) > 1 else _CERTAIN))
+            self._start_pipeline()
+        return Pipeline(batch, is_hit_likely=self._hits >= (_LIKELY if len(batch) > 1 else _ALMOST_CERTAIN))
 
-    def _deliver(self, parcel: Pipeline, replies: list[Any]) -> None:
-        self._waiting.extend(parcel.open(replies))
-        if parcel.looks:
-            self._hits += (parcel.hits / parcel.looks - self._hits) * min(1, parcel.looks / _MEMORY)
+    def _dispatch(self, pipeline: Pipeline, replies: list[Any]) -> None:
+        self._waiting.extend(pipeline.dispatch(replies))
+        if pipeline.reads:
+            self._hits += (pipeline.hits / pipeline.reads - self._hits) * min(1, pipeline.reads / _HIT_WINDOW)
 
-    def _next(self) -> list[CommandRequest | AcquireRequest]:
-        """Return what travels together; leave out what was given up."""
+    def _next_requests(self) -> list[CommandRequest | AcquireRequest]:
+        """Return the requests of the next pipeline, without cancelled ones."""
         batch: list[CommandRequest | AcquireRequest] = []
-        room = _BYTES
+        room = _MAX_BYTES
         waiting = self._waiting
-        while waiting and len(batch) < _QUESTIONS:
-            question = waiting[0]
-            if question.answer.done():
+        while waiting and len(batch) < _MAX_REQUESTS:
+            request = waiting[0]
+            if request.answer.done():
                 waiting.popleft()
                 continue
-            room -= _BYTES if question.is_long else question.size
+            room -= _MAX_BYTES if request.is_long else request.size
             if room < 0 and batch:
                 break
-            batch.append(question)
+            batch.append(request)
             waiting.popleft()
         return batch
 
     async def aclose(self) -> None:
-        """Answer nobody any more."""
+        """Fail all requests, and end the pipelines."""
         self.is_closed = True
-        self._cut(self._waiting)
+        self._abort(self._waiting)
         self._waiting.clear()
-        tasks = [*self._under_way]
+        tasks = [*self._running]
         for task in tasks:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
 
 
-def _tell(questions: Iterable[CommandRequest | AcquireRequest], error: Exception) -> None:
-    """Tell everybody who has no answer yet, each by an exception of their own: a shared one would tell of others."""
+def _fail_all(requests: Iterable[CommandRequest | AcquireRequest], error: Exception) -> None:
+    """Fail *requests* without an answer, each with a copy of *error*: a shared traceback would leak between callers."""
     is_first = True
-    for question in questions:
-        answer = question.answer
+    for request in requests:
+        answer = request.answer
         if not answer.done():
-            twin = _twin(error)
+            copied = _copy_of(error)
             if not is_first:
-                twin.__notes__ = [LOST_TOGETHER]  # not added: a copy shares its notes with the original
+                copied.__notes__ = [LOST_TOGETHER]  # not added: a copy shares its notes with the original
             is_first = False
-            answer.set_exception(twin)
+            answer.set_exception(copied)
             if isinstance(answer, asyncio.Future):
-                answer.exception()  # seen: who was cancelled just now will not look
+                answer.exception()  # retrieved: a waiter that was just cancelled will not do it
 
 
-def _twin(error: Exception) -> Exception:
+def _copy_of(error: Exception) -> Exception:
     try:
         return copy.copy(error)
-    except Exception:  # noqa: BLE001  # one that cannot be made again from its arguments
+    except Exception:  # noqa: BLE001  # one that cannot be copied
         return ConnectionError(type(error).__name__)

@@ -1,4 +1,4 @@
-"""What travels to a node together: the bytes of many questions, and who gets which of the replies."""
+"""Requests to a node, and the pipeline that packs many of them."""
 
 import asyncio
 import time
@@ -26,11 +26,11 @@ Marked = dict[tuple[tuple[str, ...], int], tuple[bool, tuple[Any, ...]]]  # whet
 
 
 class CommandRequest:
-    """Commands, as they are.
+    """Commands that are sent as they are.
 
     Args:
         commands: Each behind the type of its reply.
-        is_urgent: Whether it travels with the next batch, however many wait.
+        is_urgent: Whether it goes into the next pipeline, ahead of the queue.
 
     Attributes:
         answer: The replies.
@@ -51,24 +51,24 @@ class CommandRequest:
 
 
 class AcquireRequest:
-    """A flight's question for the value of an op, or else for the right to load it, and for the marks of its tags.
+    """A flight's request for the value of an op or for its lease, and for the marks of the op's tags.
 
     Args:
-        key: The op's; empty if only marks are asked for.
-        rights: Arguments of ACQUIRE but for the length: token, or nothing for a new one once it is needed, lease in
-            milliseconds, what is not wanted, previous token; `None` at a replica, which gives no rights.
+        key: The op's; empty if only marks are requested.
+        lease_args: Arguments of ACQUIRE but for the length: token, or nothing for a new one once it is needed, lease in
+            milliseconds, rejected values, previous token; `None` at a replica, which grants no lease.
         last: Last byte of the value to read.
         tags: Keys of the tags.
-        life: Milliseconds that marks have to last; none at a replica, which makes none.
-        fingerprint: Of the values that will do.
+        ttl: Milliseconds that marks have to last; none at a replica, which makes none.
+        fingerprint: Of the usable values.
 
     Attributes:
         alone: What an envelope has in its 21st byte and after it if such a value is all that it holds.
-        answer: The verdict, if nothing stands against it; else what ACQUIRE replied, or would have (`None` for no
-            value at a replica), and the marks.
-        is_easy: Whether any value will do, and no other node has some of the marks.
-        has_missed: Whether there was no value a moment ago.
-        is_long: Whether the value is too long to travel with others.
+        answer: The result, if it is complete; else the marks, and ACQUIRE's reply or its equivalent (`None`
+            for no value at a replica).
+        is_easy: Whether any value is usable, and this node has all marks.
+        has_missed: Whether a plain read has found no value.
+        is_long: Whether the value is too long to share a pipeline.
     """
 
     __slots__ = (
@@ -80,9 +80,9 @@ class AcquireRequest:
         "is_long",
         "key",
         "last",
-        "life",
-        "rights",
+        "lease_args",
         "tags",
+        "ttl",
     )
     answer: "asyncio.Future[AcquireResult | tuple[Any, Sequence[Any]]] | CallbackReply"
     size = 512  # about
@@ -91,20 +91,20 @@ class AcquireRequest:
     def __init__(  # noqa: PLR0917  # made in a few places, thousands of times a second
         self,
         key: str,
-        rights: tuple[str, int, bytes, str] | None,
+        lease_args: tuple[str, int, bytes, str] | None,
         last: int,
         tags: tuple[str, ...],
-        life: int,
+        ttl: int,
         fingerprint: bytes = NO_FINGERPRINT,
     ) -> None:
         self.key = key
         self.fingerprint = fingerprint
         self.alone = single_value_head(fingerprint)
-        self.rights = rights
+        self.lease_args = lease_args
         self.last = last
         self.tags = tags
-        self.life = life
-        self.is_easy = rights is None or not rights[2]
+        self.ttl = ttl
+        self.is_easy = lease_args is None or not lease_args[2]
         self.has_missed = False
         self.is_long = False
 
@@ -112,8 +112,8 @@ class AcquireRequest:
         """Return ACQUIRE, which reads one byte more than *longest* at most."""
         if not self.token:
             self.take_token(new_token())
-        assert self.rights is not None
-        token, lease, unwanted, previous_token = self.rights
+        assert self.lease_args is not None
+        token, lease, unwanted, previous_token = self.lease_args
         keys = (f"{self.key}:v", f"{self.key}:l")
         args = (token, lease, min(self.last, longest), unwanted, previous_token, self.fingerprint)
         return Call(list, scripts.ACQUIRE, keys, args)
@@ -121,46 +121,46 @@ class AcquireRequest:
     @property
     def token(self) -> str:
         """The flight's; empty as long as none was needed."""
-        return "" if self.rights is None else self.rights[0]
+        return "" if self.lease_args is None else self.lease_args[0]
 
     def take_token(self, token: str) -> None:
-        """Ask for the right to load under *token*, unless it has one already."""
-        if self.rights is not None and not self.rights[0]:
-            self.rights = token, *self.rights[1:]
+        """Set *token* as the lease's, unless there is one already."""
+        if self.lease_args is not None and not self.lease_args[0]:
+            self.lease_args = token, *self.lease_args[1:]
 
     def may_read(self) -> bool:
         """Whether a plain read could answer this."""
-        return self.rights is None or (self.rights[2] != b"*" and not (self.has_missed or self.is_long))
+        return self.lease_args is None or (self.lease_args[2] != b"*" and not (self.has_missed or self.is_long))
 
 
-class _Answered:
-    """What a look has in place of its answer once that was told: the two would hold each other, and the value."""
+class _Delivered:
+    """Replaces `answer` after delivery, to break the reference cycle between request and reply."""
 
     def done(self) -> bool:
         return True
 
 
-_ANSWERED: Any = _Answered()
+_DELIVERED: Any = _Delivered()
 
 
 class CallbackReply:
-    """Stands for the future of a look's answer where nobody sleeps on one: it calls who asked.
+    """A future-like reply that invokes a callback; used when no coroutine awaits it.
 
     Args:
-        node: The node that is asked.
-        look: The look.
+        node: The node.
+        request: The request.
         call: Called once there is an answer.
 
     Attributes:
-        error: Why there is none.
-        is_aborted: Whether nobody will ask again either, since the store is closed, or the event loop ends.
+        error: Why there is no answer.
+        is_aborted: Whether nothing may be retried, because the store is closed or the event loop ends.
     """
 
-    __slots__ = ("_answer", "_call", "error", "is_aborted", "look", "node")
+    __slots__ = ("_answer", "_call", "error", "is_aborted", "node", "request")
 
-    def __init__(self, node: Node, look: AcquireRequest, call: Callable[[], None]) -> None:
+    def __init__(self, node: Node, request: AcquireRequest, call: Callable[[], None]) -> None:
         self.node = node
-        self.look = look
+        self.request = request
         self._call: Callable[[], None] | None = call
         self._answer: Any = None
         self.error: Exception | None = None
@@ -171,34 +171,34 @@ class CallbackReply:
         return self._call is None
 
     def set_result(self, answer: Any) -> None:
-        """Be the answer."""
+        """Set the answer."""
         self._answer = answer
-        self._tell()
+        self._notify()
 
     def set_exception(self, error: Exception) -> None:
-        """Be no answer."""
+        """Set the exception."""
         self.error = error
-        self._tell()
+        self._notify()
 
-    def cut(self) -> None:
-        """Be the end of it."""
+    def abort(self) -> None:
+        """Abort: the store is closed, nothing may be retried."""
         self.is_aborted = True
-        self._tell()
+        self._notify()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         call, self._call = self._call, None
         assert call is not None
-        self.look.answer = _ANSWERED
+        self.request.answer = _DELIVERED
         call()
 
     @property
     def token(self) -> str:
-        """The look's."""
-        return self.look.token
+        """The request's."""
+        return self.request.token
 
     @property
     def result(self) -> AcquireResult | None:
-        """The answer, if nothing stands against it."""
+        """The result, if it is complete."""
         return self._answer if self._answer.__class__ is AcquireResult else None
 
     def reply(self) -> Any:
@@ -211,7 +211,7 @@ class CallbackReply:
 class Pipeline:
     """Questions to one node, packed.
 
-    What is likely to be there is read by plain commands, which take the server a third of the time that scripts
+    What is likely to be there is read by plain commands, which take the server a third of the time of scripts
     take. For a value that is not there after all, or a mark that is not, or will not be for long, the scripts follow.
 
     Args:
@@ -220,120 +220,120 @@ class Pipeline:
 
     Attributes:
         said: The bytes to send, and the types of the replies.
-        looks: How many asked for a value, and had no reason to expect none.
-        hits: How many of them got one.
+        reads: How many requests asked for a value that was not known to be missing.
+        hits: How many of these found one.
     """
 
     def __init__(self, batch: Sequence[CommandRequest | AcquireRequest], *, is_hit_likely: bool) -> None:
-        self._questions: list[CommandRequest] = []
+        self._commands: list[CommandRequest] = []
         self._reads: list[AcquireRequest] = []
         self._acquisitions: list[AcquireRequest] = []
-        self._rest: list[AcquireRequest] = []  # which ask for marks alone
+        self._mark_reads: list[AcquireRequest] = []  # for marks only
         self._longest = _SHORT if len(batch) > 1 else _ANY_LENGTH
-        self.looks = self.hits = 0
+        self.reads = self.hits = 0
         self._sets: dict[tuple[tuple[str, ...], int], None] = {}
         self._sort(batch, is_hit_likely=is_hit_likely)
-        self._marks = [*dict.fromkeys((tag, life) for tags, life in self._sets for tag in tags)]
-        self._reads_marks = not (self._acquisitions or self._rest)
+        self._marks = [*dict.fromkeys((tag, ttl) for tags, ttl in self._sets for tag in tags)]
+        self._uses_plain_reads = not (self._acquisitions or self._mark_reads)
         # Marks come last: none is older than the value that it is compared with.
         text: list[bytes] = []
         kinds: list[Any] = [*_VALUE * len(self._reads)]
-        if self._reads_marks:
+        if self._uses_plain_reads:
             text.append(_reading(self._reads, self._longest, self._marks))
-            for _, life in self._marks:
-                kinds += _LASTING_MARK if life else _MARK
+            for _, ttl in self._marks:
+                kinds += _LASTING_MARK if ttl else _MARK
         else:
             text.append(_reading(self._reads, self._longest, ()))
             commands = [each.acquisition(self._longest).by_digest() for each in self._acquisitions]
-            for tag, life in self._marks:
-                commands.append(marking(tag, life).by_digest() if life else (_MARK[0], "GET", tag))
+            for tag, ttl in self._marks:
+                commands.append(marking(tag, ttl).by_digest() if ttl else (_MARK[0], "GET", tag))
             text += [pack(words) for _, *words in commands]
             kinds += [kind for kind, *_ in commands]
-        for question in self._questions:
-            text.append(question.text)
-            kinds += question.kinds
-        self.said = b"".join(text), kinds
+        for each in self._commands:
+            text.append(each.text)
+            kinds += each.kinds
+        self.request = b"".join(text), kinds
 
     def _sort(self, batch: Sequence[CommandRequest | AcquireRequest], *, is_hit_likely: bool) -> None:
         self._sent_at = time.monotonic()
         for each in batch:
             if isinstance(each, CommandRequest):
-                self._questions.append(each)
+                self._commands.append(each)
                 continue
-            self._sets[each.tags, each.life] = None
+            self._sets[each.tags, each.ttl] = None
             if not each.key:
-                self._rest.append(each)
-            elif each.rights is None or (is_hit_likely and each.may_read()):
+                self._mark_reads.append(each)
+            elif each.lease_args is None or (is_hit_likely and each.may_read()):
                 self._reads.append(each)
             else:
                 self._acquisitions.append(each)
 
-    def open(self, replies: list[Any]) -> list[AcquireRequest]:
-        """Answer everybody; return who has to ask again."""
+    def dispatch(self, replies: list[Any]) -> list[AcquireRequest]:
+        """Give each request its part of *replies*; return the requests that have to be sent again."""
         values = 2 * len(self._reads)
         first_mark = values + len(self._acquisitions)
-        end, marks = self._open_marks(replies, first_mark)
+        end, marks = self._read_marks(replies, first_mark)
         again: list[AcquireRequest] = []
-        for look, life, value in zip(self._reads, replies[0:values:2], replies[1:values:2], strict=True):
-            has_marks, marks_here = marks[look.tags, look.life]
-            is_whole = value.__class__ is bytes and life.__class__ is int and len(value) <= self._longest
-            if is_whole and has_marks and look.is_easy and value.startswith(look.alone, COUNT_AT):
-                # What most looks come to, without further ado.
-                self.looks += 1
+        for request, ttl, value in zip(self._reads, replies[0:values:2], replies[1:values:2], strict=True):
+            has_marks, marks_here = marks[request.tags, request.ttl]
+            is_whole = value.__class__ is bytes and ttl.__class__ is int and len(value) <= self._longest
+            if is_whole and has_marks and request.is_easy and value.startswith(request.alone, COUNT_AT):
+                # The common case, kept short.
+                self.reads += 1
                 self.hits += 1
-                if not look.answer.done():
-                    left = life / 1000 if life > 0 else 0.0
-                    look.answer.set_result(AcquireResult("hit", Stored(value, left), 0.0, marks_here))
+                if not request.answer.done():
+                    left = ttl / 1000 if ttl > 0 else 0.0
+                    request.answer.set_result(AcquireResult("hit", Stored(value, left), 0.0, marks_here))
             else:
-                self._settle(look, _as_acquired(look, life, value), (has_marks, marks_here), again)
-        for look, reply in zip(self._acquisitions, replies[values:first_mark], strict=True):
-            self._settle(look, reply, marks[look.tags, look.life], again)
-        for look in self._rest:
-            _answer(look.answer, (None, marks[look.tags, look.life][1]))
-        for question in self._questions:
-            start, end = end, end + len(question.kinds)
-            _answer(question.answer, replies[start:end])
+                self._settle(request, _as_acquired(request, ttl, value), (has_marks, marks_here), again)
+        for request, reply in zip(self._acquisitions, replies[values:first_mark], strict=True):
+            self._settle(request, reply, marks[request.tags, request.ttl], again)
+        for request in self._mark_reads:
+            _answer(request.answer, (None, marks[request.tags, request.ttl][1]))
+        for each in self._commands:
+            start, end = end, end + len(each.kinds)
+            _answer(each.answer, replies[start:end])
         return again
 
-    def _open_marks(self, replies: list[Any], at: int) -> tuple[int, Marked]:
+    def _read_marks(self, replies: list[Any], at: int) -> tuple[int, Marked]:
         """Return where in *replies* the marks end, which begin at *at*, and for each set of tags those that it has."""
         found: dict[tuple[str, int], Any] = {}
-        for tag, life in self._marks:
-            found[tag, life] = replies[at]
+        for tag, ttl in self._marks:
+            found[tag, ttl] = replies[at]
             at += 1
-            if life and self._reads_marks:
-                if replies[at].__class__ is not int or replies[at] < life / 2:
-                    found[tag, life] = None  # MARK has to see to it
+            if ttl and self._uses_plain_reads:
+                if replies[at].__class__ is not int or replies[at] < ttl / 2:
+                    found[tag, ttl] = None  # MARK has to make or extend it
                 at += 1
-        marked: Marked = {}
-        for tags, life in self._sets:
-            marks = tuple([found[tag, life] for tag in tags])
-            marked[tags, life] = all(mark.__class__ is bytes for mark in marks), marks
-        return at, marked
+        marks_of: Marked = {}
+        for tags, ttl in self._sets:
+            marks = tuple([found[tag, ttl] for tag in tags])
+            marks_of[tags, ttl] = all(mark.__class__ is bytes for mark in marks), marks
+        return at, marks_of
 
     def _settle(
-        self, look: AcquireRequest, reply: Any, marked: tuple[bool, tuple[Any, ...]], again: list[AcquireRequest]
+        self, request: AcquireRequest, reply: Any, marks_of: tuple[bool, tuple[Any, ...]], again: list[AcquireRequest]
     ) -> None:
-        """Give *look* its answer, unless it has to ask again."""
-        has_marks, marks = marked
-        is_hit = reply.__class__ is list and len(reply) == 3  # noqa: PLR2004  # HIT, its life, the value
-        if look.rights is None or not (look.rights[2] or look.has_missed or look.is_long):
-            self.looks += 1
+        """Give *request* its answer, unless it has to be sent again."""
+        has_marks, marks = marks_of
+        is_hit = reply.__class__ is list and len(reply) == 3  # noqa: PLR2004  # HIT, its ttl, the value
+        if request.lease_args is None or not (request.lease_args[2] or request.has_missed or request.is_long):
+            self.reads += 1
             self.hits += is_hit
-        if is_hit and self._longest < len(reply[2]) and self._longest < look.last:
-            look.is_long = True
-            again.append(look)
-        elif (reply is None or (self._reads_marks and not has_marks)) and look.rights is not None:
-            look.has_missed = True
-            again.append(look)
-        elif has_marks and look.is_easy and reply.__class__ is list:
-            _answer(look.answer, as_verdict(reply, marks, self._sent_at))
+        if is_hit and self._longest < len(reply[2]) and self._longest < request.last:
+            request.is_long = True
+            again.append(request)
+        elif (reply is None or (self._uses_plain_reads and not has_marks)) and request.lease_args is not None:
+            request.has_missed = True
+            again.append(request)
+        elif has_marks and request.is_easy and reply.__class__ is list:
+            _answer(request.answer, as_result(reply, marks, self._sent_at))
         else:
-            _answer(look.answer, (reply, marks))
+            _answer(request.answer, (reply, marks))
 
 
-def as_verdict(reply: Any, marks: tuple[bytes, ...], sent_at: float | None = None) -> AcquireResult:
-    """Return what ACQUIRE's *reply* says to a question that was *sent_at* that instant."""
+def as_result(reply: Any, marks: tuple[bytes, ...], sent_at: float | None = None) -> AcquireResult:
+    """Return ACQUIRE's *reply* as the result of a request that was *sent_at* that instant."""
     kind, left = reply[0], reply[1]
     left = left / 1000 if left > 0 else 0.0
     if kind == b"HIT":
@@ -346,37 +346,37 @@ def _answer(answer: asyncio.Future[Any] | CallbackReply, outcome: object) -> Non
         answer.set_result(outcome)
 
 
-def _as_acquired(look: AcquireRequest, life: Any, value: Any) -> Any:
-    """Return what ACQUIRE would have replied, or `None` if that is not known: there is no value that will do."""
-    if value.__class__ is bytes and life.__class__ is int:
-        unwanted = b"" if look.rights is None else look.rights[2]
-        return [b"HIT", life, value] if may_have_usable(value, life, look.fingerprint, unwanted) else None
-    refusal = life if isinstance(life, Refused) else value
-    return refusal if look.rights is None or isinstance(refusal, Redirected) else None
+def _as_acquired(request: AcquireRequest, ttl: Any, value: Any) -> Any:
+    """Return what ACQUIRE would have replied; `None` if there is no usable value."""
+    if value.__class__ is bytes and ttl.__class__ is int:
+        unwanted = b"" if request.lease_args is None else request.lease_args[2]
+        return [b"HIT", ttl, value] if may_have_usable(value, ttl, request.fingerprint, unwanted) else None
+    refusal = ttl if isinstance(ttl, Refused) else value
+    return refusal if request.lease_args is None or isinstance(refusal, Redirected) else None
 
 
-def _reading(looks: Sequence[AcquireRequest], longest: int, marks: Sequence[tuple[str, int]]) -> bytes:
-    """Return PTTL and GETRANGE for each of *looks*, and then GET, and PTTL if it has to last, for each of *marks*.
+def _reading(requests: Sequence[AcquireRequest], longest: int, marks: Sequence[tuple[str, int]]) -> bytes:
+    """Return PTTL and GETRANGE for each of *requests*, and then GET, and PTTL if it has to last, for each of *marks*.
 
-    The life first: should the value be replaced in between, it is the older one's, and not too long.
+    The ttl first: should the value be replaced in between, it is the older one's, and not too long.
     """
     text: list[str] = []
-    for look in looks:
-        key = f"{look.key}:v"
+    for request in requests:
+        key = f"{request.key}:v"
         length = len(key) if key.isascii() else len(key.encode())
-        last = min(look.last, longest)
+        last = min(request.last, longest)
         text.append(
             f"*2\r\n$4\r\nPTTL\r\n${length}\r\n{key}\r\n"
             f"*4\r\n$8\r\nGETRANGE\r\n${length}\r\n{key}\r\n$1\r\n0\r\n${len(str(last))}\r\n{last}\r\n"
         )
-    for tag, life in marks:
+    for tag, ttl in marks:
         length = len(tag) if tag.isascii() else len(tag.encode())
         text.append(f"*2\r\n$3\r\nGET\r\n${length}\r\n{tag}\r\n")
-        if life:
+        if ttl:
             text.append(f"*2\r\n$4\r\nPTTL\r\n${length}\r\n{tag}\r\n")
     return "".join(text).encode()
 
 
-def marking(tag: str, life: int) -> Call:
+def marking(tag: str, ttl: int) -> Call:
     """Return MARK."""
-    return Call(bytes, scripts.MARK, (tag,), (new_mark(), life))
+    return Call(bytes, scripts.MARK, (tag,), (new_mark(), ttl))
