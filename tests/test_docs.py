@@ -31,7 +31,7 @@ from stampede_guard._operations.policy import Policy
 from stampede_guard.stores import _envelope
 from stampede_guard.stores import redis as redis_store
 from stampede_guard.stores._redis import pipeline, requests
-from stampede_guard.stores._redis.topology import replicated, sentinel
+from stampede_guard.stores._redis.topology import health, sentinel
 from stampede_guard.stores.redis import RedisStore
 
 ROOT = Path(__file__).parent.parent
@@ -170,8 +170,8 @@ FACTS = [
     ("explanation/leases.md", f"its last minute, at most {unconfirmed._LIMIT:,} for each event loop"),
     ("explanation/limits.md", f"lives for {WORDS[l1.UNTRUSTED_TTL].replace('a ', 'one ')} at most"),
     ("how-to/invalidate.md", f"may have {tags._MOST} tags"),
-    ("how-to/redis-topologies.md", f"asked every {WORDS[replicated.PERIOD].removeprefix('a ')}"),
-    ("how-to/redis-topologies.md", f"every {sentinel._PERIOD:g} s"),
+    ("how-to/redis-topologies.md", f"asked every {WORDS[health.PROBE_PERIOD].removeprefix('a ')}"),
+    ("how-to/redis-topologies.md", f"every {sentinel._VIEW_PERIOD:g} s"),
     ("how-to/redis-topologies.md", f"within the last {WORDS[recent._LAG].replace('seconds', 'seconds is read')}"),
     ("reference/options.md", f"share one, {pipeline._QUESTIONS} at most"),
     ("reference/redis-keys.md", f"`{_envelope._MAGIC.decode()}`"),

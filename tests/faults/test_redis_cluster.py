@@ -139,7 +139,7 @@ async def test_moved_slot_is_followed(shared: Valkeys, key: str) -> None:
     source, target = shared.primaries[0], shared.primaries[1]
     async with opened(shared.url) as topology:
         node, generation = topology.primary(key), topology.generation
-        topology._looks._driver.cancel()  # type: ignore[attr-defined]  # or a look at the map could be faster
+        topology._map._driver.cancel()  # type: ignore[attr-defined]  # or a look at the map could be faster
         assign(shared, slot_of(key), target)
         try:
             refusal = await write(topology, node, key)
@@ -158,12 +158,12 @@ async def test_moved_slot_is_followed(shared: Valkeys, key: str) -> None:
 
 async def test_map_is_looked_at_after_a_redirection(shared: Valkeys, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The whole map is asked for again at once, so that the other slots that moved with it are known too."""
-    monkeypatch.setattr(cluster, "_PERIOD", 3600.0)
+    monkeypatch.setattr(cluster, "_MAP_PERIOD", 3600.0)
     source, target = shared.primaries[0], shared.primaries[1]
     other = next(f"o{number}" for number in range(1_000) if 0 <= slot_of(f"o{number}") < SLOTS // 3)
     async with opened(shared.url) as topology:
         assert isinstance(topology, Cluster)
-        looks, node = topology._looks, topology.primary(key)
+        looks, node = topology._map, topology.primary(key)
         await until(lambda: topology.replica(key) and not looks._pending, "the looks that belong to the beginning")
         try:
             for moved in (key, other):
@@ -403,7 +403,7 @@ async def test_batches_and_a_slot_that_moved(
     target = next(server for server in shared.primaries if server is not owner)
     for _ in range(8 if is_expected else 0):
         await asyncio.gather(*(find(store, key) for key in keys * 3))
-    topology._looks._driver.cancel()
+    topology._map._driver.cancel()
     assign(shared, slot_of(moved), target)
     try:
         mark = f"{moved}:t"
@@ -535,7 +535,7 @@ def scripted(made: Made, clock: ManualClock) -> Cluster:
 async def hear(topology: Cluster, *replies: object) -> None:
     """Let a node say *replies*."""
     node = Scripted("node", *replies)
-    await topology._look(node, ("asked", 1))
+    await topology._poll(node, ("asked", 1))
 
 
 def shards(*hosts: str) -> list[object]:
@@ -572,7 +572,7 @@ async def test_older_map_is_believed_at_last(scripted: Cluster, clock: ManualClo
     await hear(scripted, told(7), shards("old", "other"))
     clock.advance(5.1)
     await hear(scripted, told(1), shards("new", "other"))
-    await scripted._probes.aclose()
+    await scripted._health.aclose()
 
     assert {"new", "other"} == set(names(scripted))
     assert 1 == scripted.generation
@@ -582,7 +582,7 @@ async def test_roles_that_change_hands(scripted: Cluster, made: Made) -> None:
     """A replica that becomes the primary is a new node, and the other way round; a node that is gone is closed."""
     await hear(scripted, told(1), shards("a b c"))
     await hear(scripted, told(2), shards("b a"))
-    await scripted._probes.aclose()
+    await scripted._health.aclose()
 
     assert ["b"] == list(names(scripted))
     (primary, replica) = names(scripted)["b"]
@@ -610,7 +610,7 @@ async def test_map_after_a_redirection_is_the_maps(scripted: Cluster) -> None:
     await scripted.follow("menu", node, Redirected("MovedError", "c", 1, is_moved=True))
     moved = scripted.primary("menu")
     await hear(scripted, told(1), shards("a", "b"))
-    await scripted._probes.aclose()
+    await scripted._health.aclose()
 
     assert moved is not node
     assert node is scripted.primary("menu")
@@ -621,7 +621,7 @@ async def test_cluster_that_does_not_tell_its_epoch(scripted: Cluster) -> None:
     """Where CLUSTER INFO is not allowed, the last map counts."""
     await hear(scripted, Refused("NoPermissionError"), shards("a"))
     await hear(scripted, Refused("NoPermissionError"), shards("b"))
-    await scripted._probes.aclose()
+    await scripted._health.aclose()
 
     assert {"b"} == set(names(scripted))
 
@@ -643,7 +643,7 @@ async def test_other_refusals_stand(scripted: Cluster, code: str) -> None:
     await hear(scripted, told(1), shards("a"))
 
     assert await scripted.follow("menu", scripted.primary("menu"), Refused(code)) is None
-    assert scripted._looks._hurried.is_set() == (code in {"ClusterDownError", "MasterDownError"})
+    assert scripted._map._is_due.is_set() == (code in {"ClusterDownError", "MasterDownError"})
 
 
 async def test_addresses_are_translated(made: Made) -> None:
@@ -662,6 +662,6 @@ async def test_restarted_primary_is_counted(scripted: Cluster) -> None:
     seen = []
     for change in ("silent", "restarted"):
         scripted._note_change(group, change)
-        seen.append((scripted.generation, scripted._looks._hurried.is_set()))
+        seen.append((scripted.generation, scripted._map._is_due.is_set()))
 
     assert [(0, True), (1, True)] == seen

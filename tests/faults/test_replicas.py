@@ -13,10 +13,11 @@ from demo_api.topologies import REPLICATION, Valkeys, ask, follows, valkey_repli
 from stampede_guard import Guard, coalesce
 from stampede_guard.stores import Refused
 from stampede_guard.stores._redis.node import ConnectionLimits
-from stampede_guard.stores._redis.topology.base import Topology
+from stampede_guard.stores._redis.topology.base import Topology, close_all
 from stampede_guard.stores._redis.topology.factory import make_topology
+from stampede_guard.stores._redis.topology.health import Group
 from stampede_guard.stores._redis.topology.polling import Poller
-from stampede_guard.stores._redis.topology.replicated import Group, Replicated, close_all
+from stampede_guard.stores._redis.topology.replicated import Replicated
 from stampede_guard.stores._redis.urls import parse_url
 from stampede_guard.testing import ManualClock
 
@@ -75,7 +76,7 @@ async def test_replica_that_is_being_filled_gets_no_read(said: Said) -> None:
     assert ({None}, 0) == (answers, early)
     assert took < 1
     assert late == ("Redis replica 1", b"new")
-    assert ["it is not connected to its primary, or is being filled by it", "reads"] == [
+    assert ["it is not connected to its primary, or is in a full resync", "reads"] == [
         line.removeprefix("Redis replica 1 serves ").removeprefix("no reads: ") for line in said()
     ]
 
@@ -179,8 +180,8 @@ async def test_without_permission_to_ask_no_replica_is_read_from(silent: str, sa
 
 async def round_of(group: Group) -> None:
     """Ask everybody once."""
-    for _, question in group.questions():
-        await question()
+    for _, probe in group.probes():
+        await probe()
 
 
 async def test_lag_is_measured_on_one_clock() -> None:
@@ -188,19 +189,19 @@ async def test_lag_is_measured_on_one_clock() -> None:
     clock = ManualClock()
     primary, replica = Scripted("primary"), Scripted("replica")
     group = Group(primary, clock, lambda *_: None)
-    group.keep([replica])
+    group.set_replicas([replica])
     seen = []
     for offset_of_primary, offset_of_replica in [(100, 90), (100, 100), (200, 100), (300, 199), (400, 300), (400, 400)]:
         primary.replies = [[b"master", offset_of_primary, []], b"run_id:a"]
         replica.replies = [[b"slave", b"host", 1, b"connected", offset_of_replica]]
         await round_of(group)
-        seen.append(group.good() is replica)
+        seen.append(group.fresh_replica() is replica)
         clock.advance(0.4)
     clock.advance(1)
 
     # Not yet; at once; 0.4 s behind; 0.8 s behind, still; 0.8 s behind 300, fresh enough; at once.
     assert [False, True, True, True, True, True] == seen
-    assert group.good() is None
+    assert group.fresh_replica() is None
 
 
 async def test_replica_that_lags_too_far_is_left(said: Said) -> None:
@@ -208,13 +209,13 @@ async def test_replica_that_lags_too_far_is_left(said: Said) -> None:
     clock = ManualClock()
     primary, replica = Scripted("primary"), Scripted("replica")
     group = Group(primary, clock, lambda *_: None)
-    group.keep([replica])
+    group.set_replicas([replica])
     replica.replies = [[b"slave", b"host", 1, b"connected", 100]]
     seen = []
     for offset in (100, 200, 300, 400, 500):
         primary.replies = [[b"master", offset, []], b"run_id:a"]
         await round_of(group)
-        seen.append(group.good() is replica)
+        seen.append(group.fresh_replica() is replica)
         clock.advance(0.4)
 
     assert [True, True, True, False, False] == seen
@@ -226,8 +227,8 @@ async def test_replica_that_lags_too_far_is_left(said: Said) -> None:
     [
         ([b"slave", b"other", 1, b"connected", 100], "it follows another primary"),
         ([b"slave", b"host", 2, b"connected", 100], "it follows another primary"),
-        ([b"slave", b"host", 1, b"sync", 100], "it is not connected to its primary, or is being filled by it"),
-        ([b"slave", b"host", 1, b"connect", -1], "it is not connected to its primary, or is being filled by it"),
+        ([b"slave", b"host", 1, b"sync", 100], "it is not connected to its primary, or is in a full resync"),
+        ([b"slave", b"host", 1, b"connect", -1], "it is not connected to its primary, or is in a full resync"),
         ([b"master", 100, []], "it is no replica"),
     ],
 )
@@ -235,16 +236,16 @@ async def test_what_keeps_reads_away(role: list[object], why: str, said: Said) -
     """Only a replica that is connected to this very primary serves reads."""
     primary, replica = Scripted("primary"), Scripted("replica")
     group = Group(primary, ManualClock(), lambda *_: None, ("host", 1))
-    group.keep([replica])
+    group.set_replicas([replica])
     primary.replies = [[b"master", 100, []], b"run_id:a"]
     replica.replies = [[b"slave", b"host", 1, b"connected", 100]]
     await round_of(group)
-    was_good = group.good() is replica
+    was_good = group.fresh_replica() is replica
     replica.replies = [role]
     await round_of(group)
 
     assert was_good
-    assert group.good() is None
+    assert group.fresh_replica() is None
     assert f"replica serves no reads: {why}" == said()[-1]
 
 
@@ -268,7 +269,7 @@ async def test_closing_in_the_middle_of_a_probe() -> None:
         assert isinstance(topology, Replicated)
         await topology.open()
         servers.replicas[0].freeze()
-        await until(lambda: len(topology._rounds._pending) > 0, "a probe to hang")
+        await until(lambda: len(topology._health._pending) > 0, "a probe to hang")
         started_at = monotonic()
         await topology.aclose()
 
@@ -281,7 +282,7 @@ async def test_node_that_does_not_answer_is_asked_less_often(said: Said) -> None
     clock = ManualClock()
     primary, replica = Scripted("primary", [b"master", 100, []], b""), Scripted("replica", TimeoutError())
     group = Group(primary, clock, lambda *_: None)
-    group.keep([replica])
+    group.set_replicas([replica])
     for _ in range(4):
         await round_of(group)
     asked = replica.asked
@@ -290,7 +291,7 @@ async def test_node_that_does_not_answer_is_asked_less_often(said: Said) -> None
     await round_of(group)
 
     assert 3 == asked
-    assert group.good() is replica
+    assert group.fresh_replica() is replica
     assert ["replica does not answer", "replica answers again", "replica serves reads"] == [
         line.partition(" (")[0] for line in said()
     ]
@@ -301,7 +302,7 @@ async def test_node_that_is_silent_for_a_second_is_out(said: Said) -> None:
     clock = ManualClock()
     group = Group(Scripted("primary"), clock, lambda *_: None)
     replica = Scripted("replica")
-    group.keep([replica])
+    group.set_replicas([replica])
     clock.advance(1.1)
     group.failed(replica)
 
@@ -313,8 +314,8 @@ async def test_probe_that_was_cancelled_is_no_verdict() -> None:
     clock = ManualClock()
     replica = Scripted("replica")
     group = Group(Scripted("primary"), clock, lambda *_: None)
-    group.keep([replica])
-    (gate,) = group._gates
+    group.set_replicas([replica])
+    (gate,) = group._replicas
     gate.breaker.trip("no answer")
     clock.advance(0.3)
     replica.replies = [asyncio.CancelledError()]
@@ -329,14 +330,14 @@ async def test_word_of_a_replica_lasts_a_second() -> None:
     clock = ManualClock()
     primary, replica = Scripted("primary", [b"master", 100, []], b""), Scripted("replica")
     group = Group(primary, clock, lambda *_: None)
-    group.keep([replica])
+    group.set_replicas([replica])
     replica.replies = [[b"slave", b"host", 1, b"connected", 100]]
     await round_of(group)
     seen = []
     for _ in range(3):
         clock.advance(0.4)
         await group._probe_primary()
-        seen.append(group.good() is replica)
+        seen.append(group.fresh_replica() is replica)
 
     assert [True, True, False] == seen
 
@@ -345,7 +346,7 @@ async def test_barred_replicas_are_asked_no_more() -> None:
     """Once a ROLE was refused, only the primary is asked."""
     primary, replica = Scripted("primary", [b"master", 9, []], b""), Scripted("replica", Refused("NoPermissionError"))
     group = Group(primary, ManualClock(), lambda *_: None)
-    group.keep([replica])
+    group.set_replicas([replica])
     for _ in range(3):
         await round_of(group)
 
@@ -407,13 +408,13 @@ async def test_rounds_survive_what_nobody_foresaw(said: Said) -> None:
     rounds.start()
     await until(lambda: times >= 2, "a second round")
     node.error_at_closing = TimeoutError()
-    rounds.close([node])
+    rounds.close_nodes([node])
     same = driver is rounds._driver
     await rounds.aclose()
     await Poller(1, lambda: ()).aclose()
 
     assert same
-    assert "node was asked in vain (LookupError)" == said()[0]
+    assert "a probe of node failed (LookupError)" == said()[0]
     assert "node did not close cleanly (TimeoutError)" == said()[-1]
 
 

@@ -16,7 +16,7 @@ from stampede_guard.stores import Refused
 from stampede_guard.stores._redis.node import ConnectionLimits, Node
 from stampede_guard.stores._redis.topology.base import Topology
 from stampede_guard.stores._redis.topology.factory import make_topology
-from stampede_guard.stores._redis.topology.replicated import Group
+from stampede_guard.stores._redis.topology.health import Group
 from stampede_guard.stores._redis.topology.sentinel import Sentinel
 from stampede_guard.stores._redis.urls import parse_url
 from stampede_guard.testing import ManualClock
@@ -229,7 +229,7 @@ async def test_primary_that_was_demoted_is_not_asked(shared: Valkeys) -> None:
     topology = make_topology(servers, LIMITS, monotonic)
     assert isinstance(topology, Sentinel)
 
-    assert await topology._elect((HOST, shared.replicas[0].port)) is None
+    assert await topology._confirm_primary((HOST, shared.replicas[0].port)) is None
     assert leads(shared.primary)
     await topology.aclose()
 
@@ -283,7 +283,7 @@ async def hear(topology: Sentinel, replies: list[object]) -> None:
     sentinel = topology._sentinels[0]
     assert isinstance(sentinel, Scripted)
     sentinel.replies = replies
-    await topology._look(sentinel)
+    await topology._poll(sentinel)
 
 
 def confirm(topology: Sentinel, clock: ManualClock) -> None:
@@ -316,7 +316,7 @@ async def test_primary_that_denies_it_is_not_taken(scripted: Sentinel, made: Mad
     await hear(scripted, word(1, "one"))
     made.demoted.add("two")
     await hear(scripted, word(2, "two"))
-    await scripted._probes.aclose()
+    await scripted._health.aclose()
 
     assert (("one", 1), 0) == (scripted._address, scripted.generation)
     assert [False, True] == [node.is_closed for node in made.nodes]
@@ -331,7 +331,7 @@ async def test_read_only_primary_is_left(scripted: Sentinel, made: Made) -> None
     await hear(scripted, word(2, "two"))
     found = await scripted.follow("menu", old, Refused("ReadOnlyError"))
     other = await scripted.follow("menu", old, Refused("OutOfMemoryError"))
-    await scripted._probes.aclose()
+    await scripted._health.aclose()
 
     assert (None, None, None) == (known_at_once, nobody, other)
     assert made.nodes[1] is found is scripted.primary("menu")
@@ -360,20 +360,20 @@ async def test_failure_of_the_primary_is_asked_about_at_once(scripted: Sentinel)
     await hear(scripted, word(1, "one", "a"))
     assert scripted._group is not None
     primary, replica = scripted._group.nodes
-    hurried = []
+    polled = []
     for node in (replica, primary):
         scripted.failed(node)
-        hurried.append(scripted._looks._hurried.is_set())
+        polled.append(scripted._views._is_due.is_set())
 
-    assert [False, True] == hurried
+    assert [False, True] == polled
 
 
 async def test_election_that_is_cancelled_leaves_nothing_open(scripted: Sentinel, made: Made) -> None:
     """A candidate whose connection was not finished is closed."""
     made.replies = [asyncio.CancelledError()]
     with pytest.raises(asyncio.CancelledError):
-        await scripted._elect(("one", 1))
-    await scripted._probes.aclose()
+        await scripted._confirm_primary(("one", 1))
+    await scripted._health.aclose()
 
     assert made.nodes[0].is_closed
 
@@ -384,7 +384,7 @@ async def test_primary_that_will_not_tell_its_role(shared: Valkeys) -> None:
         ask(server, "ACL", "SETUSER", "silent", "on", ">pass", "~*", "+@all", "-role")
     async with opened(shared.url.replace("://", "://silent:pass@")) as topology:
         assert isinstance(topology, Sentinel)
-        await until(lambda: topology._group is not None and topology._group._is_barred, "the refusal")
+        await until(lambda: topology._group is not None and topology._group._is_disabled, "the refusal")
         port = await port_of(topology.primary("menu"))
         replica = topology.replica("menu")
         confirmed_at = -inf if topology._group is None else topology._group.confirmed_at
@@ -397,7 +397,7 @@ async def test_replicas_come_and_go(scripted: Sentinel, made: Made) -> None:
     """Replicas are those that the sentinels list; one that stays keeps its connections, one that goes loses them."""
     await hear(scripted, word(1, "one", "a", "b"))
     await hear(scripted, word(1, "one", "b", "c"))
-    await scripted._probes.aclose()
+    await scripted._health.aclose()
     assert scripted._group is not None
 
     assert ["Redis replica 2", "Redis replica 3"] == [node.name for node in scripted._group.nodes[1:]]

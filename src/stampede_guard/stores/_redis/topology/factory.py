@@ -1,14 +1,14 @@
-"""The topology that follows from a URL or a client."""
+"""Makes the topology that a URL or a client describes."""
 
 from collections.abc import Callable
 from typing import Any
 
 from ..node import Address, ConnectionLimits, Node
 from ..urls import Servers
-from .base import Single, Topology
+from .base import MakeNode, Single, Topology
 from .cluster import Cluster
 from .replicated import Replicated
-from .sentinel import MakeNode, Sentinel, log_in_to_sentinel
+from .sentinel import Sentinel, log_in_to_sentinel
 
 
 def make_topology(servers: Servers, limits: ConnectionLimits, clock: Callable[[], float], **tls: Any) -> Topology:
@@ -16,7 +16,7 @@ def make_topology(servers: Servers, limits: ConnectionLimits, clock: Callable[[]
 
     Args:
         servers: As a URL or a client describes them.
-        limits: What an exchange may take.
+        limits: Deadlines, and the number of connections.
         clock: Monotonic seconds.
         tls: redis-py's options for TLS in addition, such as `ssl_ca_certs`.
     """
@@ -52,7 +52,7 @@ def _node_maker(connection_class: type[Any], shared: dict[str, Any], limits: Con
 
 
 def _then(greet: Callable[[Any], Any], log_in: Callable[[Any], Any] | None) -> Callable[[Any], Any]:
-    """Return what logs a new connection in and then greets the server."""
+    """Return a function that logs a new connection in and then calls *greet* with it."""
 
     async def introduce(connection: Any) -> None:
         if log_in is None:

@@ -1,4 +1,4 @@
-"""Asks each of a changing set of nodes again and again, out of the way of the calls that are served."""
+"""Probes a changing set of nodes periodically, in the background."""
 
 import asyncio
 import logging
@@ -12,47 +12,48 @@ from ..node import Node
 
 logger = logging.getLogger("stampede_guard")
 
-_GAP = 0.05  # seconds between two rounds, however much of a hurry there is
+# Seconds from one round to the next at least.
+_MIN_PAUSE = 0.05
 
 Probe: TypeAlias = Callable[[], Coroutine[Any, Any, None]]
 
 
 class Poller:
-    """One task that starts a round every *period* seconds, and one for each question that is not answered yet.
+    """One task that starts a round of probes every *period* seconds, and one task for each probe that is under way.
 
-    A node that takes long delays only itself: it is not asked again before it has answered or failed.
+    A slow node delays only its own probes: the next one is sent after the last has ended.
 
     Args:
         period: Seconds from one round to the next, shortened at random by up to a quarter.
-        questions: Called for each round: whom to ask, and how. What is asked bounds itself in time.
+        probes: Called for each round; returns the nodes and the probe of each, which has a deadline of its own.
     """
 
-    def __init__(self, period: float, questions: Callable[[], Iterable[tuple[Node, Probe]]]) -> None:
+    def __init__(self, period: float, probes: Callable[[], Iterable[tuple[Node, Probe]]]) -> None:
         self._period = period
-        self._questions = questions
-        self._hurried = asyncio.Event()
+        self._probes = probes
+        self._is_due = asyncio.Event()
         self._driver: asyncio.Task[None] | None = None
         self._pending: dict[Node, asyncio.Task[None]] = {}
         self._closing: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
-        """Begin with the first round; does nothing if that was done before."""
+        """Begin with the first round; does nothing the second time."""
         if self._driver is None:
-            self._driver = asyncio.create_task(self._drive(), context=Context())
+            self._driver = asyncio.create_task(self._run(), context=Context())
 
-    def hurry(self) -> None:
-        """Let the next round begin at once."""
-        self._hurried.set()
+    def poll_now(self) -> None:
+        """Begin the next round at once."""
+        self._is_due.set()
 
-    def close(self, nodes: Iterable[Node]) -> None:
-        """Close the connections of *nodes*, which are asked no more; nobody waits for that."""
+    def close_nodes(self, nodes: Iterable[Node]) -> None:
+        """Close the connections of *nodes* in the background."""
         for node in nodes:
             task = asyncio.create_task(_close(node), context=Context())
             self._closing.add(task)
             task.add_done_callback(self._closing.discard)
 
     async def aclose(self) -> None:
-        """End every task; nodes that are being closed are waited for."""
+        """End every task; wait until the nodes of `close_nodes` are closed."""
         tasks = [*self._pending.values(), *([] if self._driver is None else [self._driver])]
         for task in tasks:
             task.cancel()
@@ -60,26 +61,27 @@ class Poller:
         if tasks:
             await asyncio.wait(tasks)
 
-    async def _drive(self) -> None:
+    async def _run(self) -> None:
         while True:
-            self._hurried.clear()
-            for node, question in self._questions():
+            self._is_due.clear()
+            for node, probe in self._probes():
                 if node not in self._pending:
-                    self._ask(node, question)
-            await asyncio.sleep(_GAP)
+                    self._start_probe(node, probe)
+            await asyncio.sleep(_MIN_PAUSE)
             with suppress(TimeoutError):
-                async with asyncio.timeout(self._period * (1 - random() / 4) - _GAP):  # noqa: S311  # no secret
-                    await self._hurried.wait()
+                async with asyncio.timeout(self._period * (1 - random() / 4) - _MIN_PAUSE):  # noqa: S311  # no secret
+                    await self._is_due.wait()
 
-    def _ask(self, node: Node, question: Probe) -> None:
-        task = asyncio.create_task(_guarded(node, question), context=Context())
-        self._pending[node] = task  # an eager one may be done; its callback comes later all the same
+    def _start_probe(self, node: Node, probe: Probe) -> None:
+        task = asyncio.create_task(_guarded(node, probe), context=Context())
+        # An eager task may be done by now; its callback still runs in a later iteration.
+        self._pending[node] = task
         task.add_done_callback(lambda _: self._pending.pop(node, None))
 
 
-async def first(found: asyncio.Event, questions: Iterable[Probe]) -> None:
-    """Ask all *questions* side by side; return as soon as one of them has *found*, or none of them has."""
-    pending: set[asyncio.Task[Any]] = {asyncio.create_task(question(), context=Context()) for question in questions}
+async def first(found: asyncio.Event, probes: Iterable[Probe]) -> None:
+    """Run all *probes* concurrently; return once one of them has set *found*, or all have ended."""
+    pending: set[asyncio.Task[Any]] = {asyncio.create_task(probe(), context=Context()) for probe in probes}
     try:
         while pending and not found.is_set():
             _, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
@@ -90,11 +92,11 @@ async def first(found: asyncio.Event, questions: Iterable[Probe]) -> None:
             await asyncio.wait(pending)
 
 
-async def _guarded(node: Node, question: Probe) -> None:
+async def _guarded(node: Node, probe: Probe) -> None:
     try:
-        await question()
-    except Exception as error:  # noqa: BLE001  # a reply of a shape that nobody foresaw
-        logger.warning("%s was asked in vain (%s)", node.name, type(error).__name__)
+        await probe()
+    except Exception as error:  # noqa: BLE001  # a reply of an unforeseen shape
+        logger.warning("a probe of %s failed (%s)", node.name, type(error).__name__)
 
 
 async def _close(node: Node) -> None:

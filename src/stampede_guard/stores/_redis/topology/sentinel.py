@@ -1,44 +1,42 @@
-"""Sentinel: says who is the primary, which is believed once the primary says so too.
+"""The servers of one service, as its sentinels report them.
 
-The sentinels are asked all the same, each by itself and again and again: one that is cut off from the
-others would name the old primary for ever. Of what they say the newest counts, by the configuration's epoch.
+A sentinel's report counts once the primary confirms it. All sentinels are asked, each by itself and periodically: one
+that is cut off from the others would report the old primary for ever. Of their reports the newest counts, by the
+configuration's epoch.
 """
 
 import asyncio
 import logging
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from itertools import count
+from typing import Any, NamedTuple
 
 from redis.exceptions import AuthenticationError, NoPermissionError
 
 from ... import Refused
 from ..node import Address, Node
+from .base import MakeNode, close_all
+from .health import PROBE_PERIOD, Change, Group
 from .polling import Poller, Probe, first
-from .replicated import PERIOD, Group, close_all
 
 logger = logging.getLogger("stampede_guard")
 
-_PERIOD = 0.8  # seconds between two questions to the same sentinel
-_SILENCE = 3.0  # seconds without a word of the primary, after which an older epoch is believed too
-_REPLICAS = 32
-
-
-class MakeNode(Protocol):
-    """Makes a node of the store's settings."""
-
-    def __call__(self, name: str, address: Address, greet: Callable[[Any], Any] | None = None) -> Node:
-        """Return a node at *address*; each of its connections is passed to *greet* when it has logged in."""
-        ...
+# Seconds between two requests to the same sentinel.
+_VIEW_PERIOD = 0.8
+# Seconds without an answer of the primary, after which a view with an older epoch is accepted too.
+_MAX_SILENCE = 3.0
+_MAX_REPLICAS = 32
 
 
 class _SentinelView(NamedTuple):
-    """What a sentinel says.
+    """What one sentinel reports.
 
     Attributes:
         epoch: Of the configuration; rises with each failover.
-        primary: Where the primary is.
-        replicas: Where the replicas are, whatever the sentinel thinks of their health.
+        primary: Address of the primary.
+        replicas: Addresses of all replicas, the unhealthy included.
     """
 
     epoch: int
@@ -52,7 +50,7 @@ class Sentinel:
     Args:
         make_node: Makes a node of the service.
         sentinels: The sentinels.
-        service: What they call the service.
+        service: The service's name.
         clock: Monotonic seconds.
     """
 
@@ -66,44 +64,46 @@ class Sentinel:
         self._sentinels = sentinels
         self._service = service
         self._clock = clock
-        self._group: Group | None = None  # the primary of the last change and its replicas
+        # The last confirmed primary and its replicas.
+        self._group: Group | None = None
         self._address: Address | None = None
         self._epoch = 0
         self._is_demoted = False
         self._replicas: dict[Address, Node] = {}
-        self._elections = 0
-        self._numbers: dict[Address, int] = {}  # of the replicas, for their names
+        # For the names of the nodes.
+        self._primaries = 0
+        self._numbers: defaultdict[Address, int] = defaultdict(count(1).__next__)
         self._turn = asyncio.Lock()
         self._found = asyncio.Event()
-        self._looks = Poller(_PERIOD, self._whom_to_ask)
-        self._probes = Poller(PERIOD, self._whom_to_probe)
+        self._views = Poller(_VIEW_PERIOD, self._view_probes)
+        self._health = Poller(PROBE_PERIOD, self._health_probes)
 
     async def open(self) -> None:
-        """Begin to look for the primary; return when it is found.
+        """Begin to ask the sentinels; return when the primary is found.
 
         Raises:
             ConnectionError: every sentinel was asked once, and there is no primary.
         """
-        self._probes.start()
-        await first(self._found, (partial(self._look, sentinel) for sentinel in self._sentinels))
-        self._looks.start()
+        self._health.start()
+        await first(self._found, (partial(self._poll, sentinel) for sentinel in self._sentinels))
+        self._views.start()
         if self._group is None:
             message = "no sentinel knows a primary"
             raise ConnectionError(message)
 
-    def primary(self, key: str) -> Node:  # noqa: ARG002  # it has them all
+    def primary(self, key: str) -> Node:  # noqa: ARG002  # one node has all keys
         """Return the primary."""
         if self._group is None or self._is_demoted:
-            self._looks.hurry()
+            self._views.poll_now()
             message = "no sentinel knows a primary"
             raise ConnectionError(message)
         return self._group.primary
 
     def replica(self, key: str) -> Node | None:  # noqa: ARG002  # as above
-        """Return one of the good replicas at random."""
-        return None if self._group is None else self._group.good()
+        """Return one of the fresh replicas at random."""
+        return None if self._group is None else self._group.fresh_replica()
 
-    async def follow(self, key: str, node: Node, refusal: Refused) -> Node | None:  # noqa: ARG002  # there is one
+    async def follow(self, key: str, node: Node, refusal: Refused) -> Node | None:  # noqa: ARG002  # as above
         """Learn from READONLY that *node* is the primary no more; return the new one if it is known already."""
         if str(refusal) != "ReadOnlyError":
             return None
@@ -116,26 +116,26 @@ class Sentinel:
         """Ask the sentinels at once if *node* is the primary, else send reads elsewhere."""
         if self._group is not None:
             if node is self._group.primary:
-                self._looks.hurry()
+                self._views.poll_now()
             self._group.failed(node)
 
     async def aclose(self) -> None:
-        """End the rounds, and close every connection."""
-        await self._looks.aclose()
-        await self._probes.aclose()
+        """End the probes, and close every connection."""
+        await self._views.aclose()
+        await self._health.aclose()
         await close_all([*self._sentinels, *([] if self._group is None else self._group.nodes)])
 
-    def _whom_to_ask(self) -> Iterator[tuple[Node, Probe]]:
+    def _view_probes(self) -> Iterator[tuple[Node, Probe]]:
         for sentinel in self._sentinels:
-            yield sentinel, partial(self._look, sentinel)
+            yield sentinel, partial(self._poll, sentinel)
 
-    def _whom_to_probe(self) -> Iterable[tuple[Node, Probe]]:
-        return () if self._group is None else self._group.questions()
+    def _health_probes(self) -> Iterable[tuple[Node, Probe]]:
+        return () if self._group is None else self._group.probes()
 
-    def _note_change(self, group: Group, change: str) -> None:
+    def _note_change(self, group: Group, change: Change) -> None:
         if group is not self._group:
             return
-        self._looks.hurry()
+        self._views.poll_now()
         if change == "restarted":
             self._is_demoted = False
             self.generation += 1
@@ -143,75 +143,73 @@ class Sentinel:
             self._is_demoted = True
             self.generation += 1
 
-    async def _look(self, sentinel: Node) -> None:
-        """Ask one sentinel, and do as it says."""
+    async def _poll(self, sentinel: Node) -> None:
+        """Ask one sentinel for its view, and apply that if it is new."""
         try:
-            word = await _ask(sentinel, self._service)
+            view = await _fetch_view(sentinel, self._service)
         except Exception as error:  # noqa: BLE001  # drivers raise more than they document
-            logger.debug("%s does not help (%s)", sentinel.name, type(error).__name__)
+            logger.debug("%s has no view (%s)", sentinel.name, type(error).__name__)
             return
-        async with self._turn:  # the others have been asked too
-            if self._is_news(word):
-                await self._heed(word)
+        # One view at a time: the other sentinels have been asked too.
+        async with self._turn:
+            if self._is_new(view):
+                await self._apply_view(view)
 
-    def _is_news(self, word: _SentinelView) -> bool:
+    def _is_new(self, view: _SentinelView) -> bool:
         confirmed_at = -1e9 if self._group is None else self._group.confirmed_at
-        return word.epoch >= self._epoch or self._clock() - confirmed_at > _SILENCE
+        return view.epoch >= self._epoch or self._clock() - confirmed_at > _MAX_SILENCE
 
-    async def _heed(self, word: _SentinelView) -> None:
-        if self._group is None or self._is_demoted or word.primary != self._address:
-            group = await self._elect(word.primary)
+    async def _apply_view(self, view: _SentinelView) -> None:
+        if self._group is None or self._is_demoted or view.primary != self._address:
+            group = await self._confirm_primary(view.primary)
             if group is None:
                 return
-            self._change(group, word.primary)
+            self._switch_to(group, view.primary)
         assert self._group is not None
-        self._epoch = word.epoch
-        self._keep(self._group, word.replicas)
+        self._epoch = view.epoch
+        self._set_replicas(self._group, view.replicas)
 
-    async def _elect(self, address: Address) -> Group | None:
-        """Return a group whose primary is at *address*, if that says that it is one."""
-        primary = self._make_node(f"Redis primary {self._elections + 1}", address, check_primary)
+    async def _confirm_primary(self, address: Address) -> Group | None:
+        """Return a group with the server at *address* as its primary; `None` if that does not say that it is one."""
+        primary = self._make_node(f"Redis primary {self._primaries + 1}", address, check_primary)
         try:
             await primary.exchange((bytes, "PING"))
         except BaseException as error:
-            self._probes.close([primary])
+            self._health.close_nodes([primary])
             if isinstance(error, Exception):
                 return None
             raise
         return Group(primary, self._clock, self._note_change, address)
 
-    def _change(self, group: Group, address: Address) -> None:
+    def _switch_to(self, group: Group, address: Address) -> None:
         if self._group is not None:
-            self._probes.close(self._group.nodes)
+            self._health.close_nodes(self._group.nodes)
             self._replicas.clear()
-            if not self._is_demoted:  # else this was counted when it was
+            # A demotion has raised the generation already.
+            if not self._is_demoted:
                 self.generation += 1
             logger.info("%s takes over", group.primary.name)
-        self._elections += 1
+        self._primaries += 1
         self._group, self._address, self._is_demoted = group, address, False
-        self._probes.hurry()
+        self._health.poll_now()
         self._found.set()
 
-    def _keep(self, group: Group, addresses: list[Address]) -> None:
-        replicas = {
-            address: self._replicas.get(address) or self._make_node(f"Redis replica {self._number(address)}", address)
-            for address in addresses[:_REPLICAS]
+    def _set_replicas(self, group: Group, addresses: list[Address]) -> None:
+        self._replicas = {
+            address: self._replicas.get(address) or self._make_node(f"Redis replica {self._numbers[address]}", address)
+            for address in addresses[:_MAX_REPLICAS]
         }
-        self._replicas = replicas
-        self._probes.close(group.keep([*replicas.values()]))
-
-    def _number(self, address: Address) -> int:
-        return self._numbers.setdefault(address, len(self._numbers) + 1)
+        self._health.close_nodes(group.set_replicas([*self._replicas.values()]))
 
 
-async def _ask(sentinel: Node, service: str) -> _SentinelView:
-    """Return what *sentinel* says.
+async def _fetch_view(sentinel: Node, service: str) -> _SentinelView:
+    """Return the view of *sentinel*.
 
     Raises:
-        Refused: it does not know the service, or may not be asked.
+        Refused: the service is unknown to it, or it refuses the commands.
         Exception: it does not answer, or not in this form.
     """
-    # The address by the first: during a failover the second tells the new epoch with the old address.
+    # The address by the first: during a failover the second has the new epoch with the old address.
     address, master, replicas = await sentinel.exchange(
         (list, "SENTINEL", "GET-MASTER-ADDR-BY-NAME", service),
         (list, "SENTINEL", "MASTER", service),
@@ -230,9 +228,10 @@ def _fields(words: list[bytes]) -> dict[bytes, bytes]:
 
 
 async def check_primary(connection: Any) -> None:
-    """Refuse a connection to a server that is no primary now, whoever said that it is.
+    """Refuse a connection to a server whose own ROLE is not that of a primary.
 
-    A demoted one would answer reads of what it happens to hold; Sentinel cuts its connections as it demotes it.
+    A demoted primary would answer reads with the values that it still holds. Sentinel closes its connections as it
+    demotes it.
     """
     await connection.send_command("ROLE", check_health=False)
     try:
@@ -245,10 +244,11 @@ async def check_primary(connection: Any) -> None:
 
 
 async def log_in_to_sentinel(connection: Any) -> None:
-    """Log in with the password of the servers, or without: sentinels often have none."""
+    """Log in with the password of the servers, or without one, as sentinels often have none."""
     try:
         await connection.on_connect()
     except AuthenticationError:
         connection.username = connection.password = connection.credential_provider = None
         await connection.disconnect(nowait=True)
-        await connection.connect()  # which comes back here
+        # Connecting calls this function again.
+        await connection.connect()
