@@ -5,9 +5,11 @@ import logging
 import traceback
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from enum import Enum
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
+import msgspec
 import pytest
 from pydantic import AnyUrl, RedisDsn, Secret, SecretBytes, SecretStr, TypeAdapter
 
@@ -90,6 +92,88 @@ async def test_loaders_error_drags_no_store_error_along(caplog: pytest.LogCaptur
 
     assert failure.value.__cause__ is None
     assert failure.value.__context__ is None
+
+
+class Dish(Enum):
+    SOUP = "soup"
+
+
+class Lunch(msgspec.Struct, tag=True):
+    dish: str
+
+
+class Dinner(msgspec.Struct, tag=True):
+    dish: str
+
+
+class Menu(msgspec.Struct, forbid_unknown_fields=True):
+    dish: str = "soup"
+
+
+class Refusal(msgspec.MsgspecError):
+    """An error of the user's own."""
+
+
+class Checked(msgspec.Struct):
+    dish: str
+
+    def __post_init__(self) -> None:
+        if self.dish != "soup":
+            raise ValueError(self.dish)
+
+
+class CheckedSize(msgspec.Struct):
+    dish: str
+
+    def __post_init__(self) -> None:
+        raise OverflowError(self.dish)
+
+
+class Quoting:
+    """A codec of the user's own, whose errors quote the value."""
+
+    def __init__(self, error: type[Exception]) -> None:
+        self._error = error
+
+    def encode(self, value: object) -> bytes:
+        raise self._error(f"no {value}")
+
+    def decode(self, payload: bytes) -> object:
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize(
+    ("options", "value"),
+    [
+        pytest.param({"returns": list[Literal["soup"]]}, ["canary-value"], id="literal"),
+        pytest.param({"returns": list[Literal[7]]}, [70017001], id="number"),
+        pytest.param({"returns": Dish}, "canary-value", id="enum"),
+        pytest.param({"returns": Lunch | Dinner}, {"type": "canary-value"}, id="tag of a union"),
+        pytest.param({"returns": Menu}, {"canary-value": 7}, id="unknown field"),
+        pytest.param({"returns": dict[str, int]}, {"canary-value": "7"}, id="key of a dictionary"),
+        pytest.param({"returns": Checked}, {"dish": "canary-value"}, id="check of a class"),
+        pytest.param({"returns": CheckedSize}, {"dish": "canary-value"}, id="another error of a class"),
+        pytest.param({"returns": str}, "canary-value \ud800", id="text that UTF-8 lacks"),
+        *[
+            pytest.param({"codec": Quoting(error)}, "canary-value", id=error.__name__)
+            for error in (TypeError, OverflowError, UnicodeError, ValueError, msgspec.ValidationError, Refusal)
+        ],
+    ],
+)
+async def test_value_that_cannot_be_stored_is_not_quoted(
+    options: Any, value: object, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The warning about a value that cannot be stored names its type, and quotes no part of it."""
+
+    async def load_value() -> object:
+        return value
+
+    async with Guard() as guard:
+        assert value == await guard.fetch("menu-7", load_value, isolate=True, **options)
+
+    (told,) = caplog.messages
+    assert "which is not stored" in told
+    assert [quoted for quoted in ("canary-value", "70017001", "ud800") if quoted in told] == []
 
 
 URL = f"redis://canary-user:{PASSWORD}@{HOST}:6379/1"

@@ -2,6 +2,7 @@
 
 import copy
 import logging
+import re
 from collections.abc import Callable, Sequence
 from contextvars import Context, ContextVar, copy_context
 from typing import Any
@@ -24,10 +25,26 @@ _LEASE_LOADS = 3.0  # in load times
 _SMOOTHING = 0.2
 _SAMPLED = 64  # one value in so many is compared with its decoded copy, once its type has proved faithful
 _KINDS = 64  # types that an operation remembers to have proved faithful, or not
-# Whose texts quote no values: types, and places.
-_SPEAKABLE = (msgspec.MsgspecError, TypeError, OverflowError, UnicodeError)
+# Texts of errors that name types and places alone. Others quote a part of the value, or are a user's.
+_TELLS_TYPES = re.compile(
+    r"Expected `[\w|, ]+`( of length [<>=]+ \d+| with (a|no) timezone component)?(, got `\w+`)?( - at [\w`$.\[\] ]+)?"
+    r"|Object missing required field `\w+`( - at [\w`$.\[\] ]+)?"
+    r"|Encoding objects of type [\w.]+ is unsupported"
+    r"|can't serialize ints < -2\*\*63 or > 2\*\*64 - 1"
+    r"|expected (bytes|str), got \w+"
+)
 
 logger = logging.getLogger("stampede_guard")
+
+
+def _described(error: Exception) -> str:
+    """Return the type of *error*, and its text if that quotes nothing of the value."""
+    kind = type(error)
+    # An error with a cause has the text of a user's `__post_init__`.
+    if kind not in (msgspec.ValidationError, TypeError, OverflowError) or error.__cause__ is not None:
+        return kind.__name__
+    text = str(error)
+    return f"{kind.__name__}: {text}" if _TELLS_TYPES.fullmatch(text) else kind.__name__
 
 
 class Isolated:
@@ -184,8 +201,7 @@ class Operation:
             payload = codec.encode(value)
             why = self._changed(value, payload) if self._has_to_prove(kind) else None
         except Exception as error:  # noqa: BLE001  # any error of a codec leaves the value the loader's answer
-            what = f"{type(error).__name__}: {error}" if isinstance(error, _SPEAKABLE) else type(error).__name__
-            payload, why = b"", f"its codec cannot store it and read it back ({what})"
+            payload, why = b"", f"its codec cannot store it and read it back ({_described(error)})"
         if why is None:
             return payload
         self._refuse(kind, why)
