@@ -1,8 +1,8 @@
-"""What a guard keeps for each event loop: its flights, its memory, its connections.
+"""What a guard keeps for each event loop: flights, memory, connections.
 
 Futures and connections belong to the loop that made them, and `cachetools` is not thread-safe. So
-nothing is shared between loops, except that an invalidation reaches all of them. A site belongs to
-its loop, and dies with it.
+nothing is shared between loops, except that an invalidation reaches all of them. A loop's state belongs to
+the loop, and dies with it.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextvars import Context
 from functools import partial
 from itertools import count
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 from weakref import WeakKeyDictionary, WeakSet, ref
 
 from ._bus.backplane import Backplane
@@ -22,10 +22,12 @@ from ._l2.sender import Confirmation
 from ._l2.tier import Tier
 from ._memory.epochs import Epochs
 from ._memory.l1 import Memory
-from .stores import KeysChanged
+from ._tokens import new_token
+from .errors import ConfigurationError, GuardClosed
+from .stores import KeysChanged, LeasingStore, Store
 
 _NEWS = 65_536  # changes that a loop which does not run is told of one by one
-_ATTRIBUTE = "_stampede_guard_sites"  # of event loops
+_ATTRIBUTE = "_stampede_guard_states"  # of event loops
 
 
 class Change(NamedTuple):
@@ -59,7 +61,7 @@ class LoopState:
         epochs: The guard's.
         depth: How often the guard was entered here.
         news: Changes that other threads have left word of, and that are not made yet.
-        is_told: Whether the loop will look at them.
+        is_told: Whether the loop will make them.
     """
 
     __slots__ = (
@@ -98,7 +100,7 @@ class LoopState:
         self.news: dict[Change, None] = {}
         self.is_told = False
         self.epochs = epochs
-        # Not a method: the memory must not keep its site alive.
+        # Not a method: the memory must not keep the state alive.
         memory.on_trust_lost = partial(_doubt_flights, epochs, self.board)
 
     def forget(self, op: str) -> None:
@@ -116,10 +118,6 @@ class LoopState:
         self.memory.clear()
         self.board.forget_all()
 
-    def forget_replaced(self) -> None:
-        """Let no caller join a flight of a function that was defined anew; memory finds its entries to be over."""
-        self.board.forget_replaced()
-
     def hide_flights(self) -> None:
         """Let nobody join a flight without asking whether that is still the rule."""
         for flight in self.board.flights.values():
@@ -132,7 +130,7 @@ class LoopState:
         elif change.kind == "tag":
             self.forget_tagged(change.subject)
         else:
-            forget = {"all": self.forget_all, "replaced": self.forget_replaced, "flights": self.hide_flights}
+            forget = {"all": self.forget_all, "replaced": self.board.forget_replaced, "flights": self.hide_flights}
             forget[change.kind]()
         tier = self.tier
         if tier is not None and change.kind == "op":  # perhaps it was refreshed, and a replica lags
@@ -172,13 +170,42 @@ class LoopState:
         self.memory.distrust()
         _doubt_flights(self.epochs, self.board)
 
-    def joinable(self, op: str) -> Flight[Any] | None:
-        """Return the flight of *op* that a caller who comes now may join."""
+    def joinable(self, op: str, *, is_refresh: bool = False) -> Flight[Any] | None:
+        """Return the flight of *op* that a new call may join; a refresh only one whose loader has not been called."""
         flight = self.board.flights.get(op)
+        if is_refresh:
+            return None if flight is None or not flight.is_refresh or flight.loader_called else flight
         if flight is None or self.memory.may_join(flight.joinable_until):
             return flight
         self.board.forget(op)
         return None
+
+    def overtake(self, op: str) -> Flight[Any] | None:
+        """Let no flight of *op* that is up be remembered or joined; return it if it is a refresh."""
+        flight = self.board.flights.get(op)
+        self.epochs.bump(op)
+        self.board.forget(op)
+        return None if flight is None or not flight.is_refresh else flight
+
+    def check_able(self, what: str, capability: str) -> None:
+        """Check that the store, if there is one, has a capability that *what* asks for.
+
+        Raises:
+            ConfigurationError: it has not.
+        """
+        if self.tier is not None and capability not in self.tier.capabilities:
+            message = f"{what}: {capability} need a Redis store; this guard's {self.tier.store.name} has none"
+            raise ConfigurationError(message)
+
+    async def aclose(self) -> None:
+        """Cancel the flights, and close the connections."""
+        try:
+            await self.board.cancel_all()
+        finally:
+            if self.backplane is not None:
+                await self.backplane.aclose()
+            if self.tier is not None:
+                await self.tier.aclose()
 
 
 def _doubt_flights(epochs: Epochs, board: Scoreboard) -> None:
@@ -187,25 +214,93 @@ def _doubt_flights(epochs: Epochs, board: Scoreboard) -> None:
     board.forget_all()
 
 
-def _nobody() -> None:
+def store_maker(store: Any, max_bytes: int, **options: Any) -> Callable[[], Store | LeasingStore] | None:
+    """Return what makes a store for each event loop, having checked what was given."""
+    options = {name: option for name, option in options.items() if option is not None}
+    if isinstance(store, str) or type(store).__module__.partition(".")[0] in ("redis", "pydantic", "pydantic_core"):
+        from .stores.redis import redis_stores  # noqa: PLC0415  # redis-py is an extra
+
+        return redis_stores(store, max_bytes=max_bytes, **options)
+    for name in options:
+        message = f"{name}= is for a store given by its URL; give it to the store itself"
+        raise ConfigurationError(message)
+    if store is not None and not callable(store):
+        message = (
+            f"the store is a {type(store).__name__}; give a URL as a str, a client of redis.asyncio, or what makes a "
+            "store: lambda: AiocacheStore(cache)"
+        )
+        raise ConfigurationError(message)
+    return cast("Callable[[], Store | LeasingStore] | None", store)
+
+
+def make_loop_state(  # noqa: PLR0917  # a guard's options
+    make_store: Callable[[], Store | LeasingStore] | None,
+    epochs: Epochs,
+    namespace: str,
+    maxsize: int,
+    max_bytes: int,
+    max_loads: int | None,
+    clock: Callable[[], float],
+) -> LoopState:
+    """Return the running loop's part of a guard with these options; nothing is connected yet."""
+    instance = new_token()  # one for each: forked workers would take each other's messages for their own
+    loop = asyncio.get_running_loop()
+    tier = None if make_store is None else Tier(make_store(), namespace, max_bytes, clock, instance)
+    state = LoopState(loop, Memory(maxsize, clock, loop), tier, epochs, Limiters(max_loads))
+    if tier is not None and "backplane" in tier.capabilities:
+        state.backplane = Backplane(tier, instance, state, clock)
+    return state
+
+
+def _no_state() -> None:
     """Stand for a weak reference to nothing."""
 
 
 class LoopStates:
-    """The sites of one guard.
+    """The states of one guard.
 
     Nothing here takes a lock: a signal handler that comes in the midst of it may call any of it again, and so may a
     child that was forked there. Each step on what threads share is one step of the interpreter.
+
+    Args:
+        make: Makes the running loop's.
+        needs_entering: Whether a loop has one only where the guard was entered.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, make: Callable[[], LoopState], *, needs_entering: bool) -> None:
+        self._make = make
+        self._needs_entering = needs_entering
         self._open: dict[int, ref[LoopState]] = {}
         self._numbers = count()
-        self._last: Callable[[], LoopState | None] = _nobody  # weak: a site has to die with its loop
-        _all_sites.add(self)
+        self._last: Callable[[], LoopState | None] = _no_state  # weak: a state has to die with its loop
+        _all_states.add(self)
+
+    def running(self) -> LoopState:
+        """Return the running loop's state.
+
+        Raises:
+            GuardClosed: the guard has to be entered first.
+        """
+        state = self.here()
+        if state is None and self._needs_entering:
+            message = (
+                "this guard has a store, and is not open in the running event loop. Open it around its use:\n"
+                "    async with guard:\n"
+                "        ..."
+            )
+            raise GuardClosed(message)
+        return self.get_or_make() if state is None else state
+
+    def get_or_make(self) -> LoopState:
+        """Return the running loop's state, a new one if it has none."""
+        state = self.here()
+        if state is None:
+            state = self._make()
+            self.add(state)
+        return state
 
     def here(self) -> LoopState | None:
-        """Return the running loop's site, if it has one.
+        """Return the running loop's state, if it has one.
 
         Raises:
             RuntimeError: no event loop is running.
@@ -214,35 +309,35 @@ class LoopStates:
         last = self._last()
         if last is not None and last.loop() is loop:
             return last
-        site = _sites_of(loop).get(self)
-        if site is not None:
-            self._last = ref(site)
-        return site
+        state = _states_of(loop).get(self)
+        if state is not None:
+            self._last = ref(state)
+        return state
 
-    def add(self, site: LoopState) -> None:
-        """Make *site* the running loop's."""
+    def add(self, state: LoopState) -> None:
+        """Make *state* the running loop's."""
         known, number = self._open, next(self._numbers)
-        known[number] = ref(site, lambda _: known.pop(number, None))
-        _sites_of(asyncio.get_running_loop())[self] = site
-        self._last = ref(site)
+        known[number] = ref(state, lambda _: known.pop(number, None))
+        _states_of(asyncio.get_running_loop())[self] = state
+        self._last = ref(state)
 
-    def remove(self, site: LoopState) -> bool:
-        """Let go of *site*, unless the running loop has another by now; return whether it was let go."""
-        sites = _sites_of(asyncio.get_running_loop())
-        if sites.get(self) is not site:
+    def remove(self, state: LoopState) -> bool:
+        """Let go of *state*, unless the running loop has another by now; return whether it was let go."""
+        states = _states_of(asyncio.get_running_loop())
+        if states.get(self) is not state:
             return False
-        del sites[self]
-        self._last = _nobody
+        del states[self]
+        self._last = _no_state
         return True
 
     def tell(self, change: Change) -> Confirmation | None:
-        """Make *change* to the running loop's site now, and return what comes of it; to the others', when they run."""
+        """Make *change* to the running loop's state now, and return what comes of it; to the others', when they run."""
         running = self.tell_others(change)
-        site = None if running is None else self.here()
-        return None if site is None else site.make(change)
+        state = None if running is None else self.here()
+        return None if state is None else state.make(change)
 
     def tell_others(self, change: Change) -> asyncio.AbstractEventLoop | None:
-        """Make *change* to the sites of all loops but the running one, when they run; return the running one.
+        """Make *change* to the states of all loops but the running one, when they run; return the running one.
 
         Equal changes that a loop has not made yet are made once. One that has not run for so long that there are too
         many forgets everything instead.
@@ -251,69 +346,69 @@ class LoopStates:
             running: asyncio.AbstractEventLoop | None = asyncio.get_running_loop()
         except RuntimeError:
             running = None
-        for site in self._living():
-            loop = site.loop()
+        for state in self._living():
+            loop = state.loop()
             if loop is not None and loop is not running and not loop.is_closed():
-                self._leave_word(loop, site, change)
+                self._leave_word(loop, state, change)
         return running
 
     def _living(self) -> list[LoopState]:
-        return [site for known in self._open.copy().values() if (site := known()) is not None]
+        return [state for known in self._open.copy().values() if (state := known()) is not None]
 
-    def _leave_word(self, loop: asyncio.AbstractEventLoop, site: LoopState, change: Change) -> None:
-        news = site.news
+    def _leave_word(self, loop: asyncio.AbstractEventLoop, state: LoopState, change: Change) -> None:
+        news = state.news
         if len(news) >= _NEWS:
             is_stored = any(each.is_stored for each in (*news.copy(), change))
             news.clear()
             change = Change("all", is_stored=is_stored)
         news[change] = None  # before the look: else the loop could catch up between the two, and know nothing of it
-        if site.is_told:
+        if state.is_told:
             return
-        site.is_told = True
+        state.is_told = True
         try:
-            loop.call_soon_threadsafe(self._catch_up, site, context=Context())
+            loop.call_soon_threadsafe(self._catch_up, state, context=Context())
         except RuntimeError:  # closed since
             return
         except BaseException:  # a signal handler's: the next change has to try again
-            site.is_told = False
+            state.is_told = False
             raise
 
-    def _catch_up(self, site: LoopState) -> None:
+    def _catch_up(self, state: LoopState) -> None:
         """Make the changes that came while the loop did something else."""
-        site.is_told = False  # first: what comes from now on brings us here again
-        is_open = self.here() is site
-        while site.news:
-            change, _ = site.news.popitem()
+        state.is_told = False  # first: what comes from now on brings us here again
+        is_open = self.here() is state
+        while state.news:
+            change, _ = state.news.popitem()
             if is_open:
-                site.make(change)
+                state.make(change)
 
     def disown(self) -> None:
-        """Forget the sites of loops that will never run here: this process was forked."""
-        for site in self._living():
-            site.memory.release_argument_caches()
+        """Forget the states of loops that will never run here: this process was forked."""
+        for state in self._living():
+            state.memory.release_argument_caches()
         self._open.clear()
-        self._last = _nobody
+        self._last = _no_state
 
 
-_all_sites: "WeakSet[LoopStates]" = WeakSet()
+_all_states: "WeakSet[LoopStates]" = WeakSet()
 
 
-def _sites_of(loop: asyncio.AbstractEventLoop) -> "WeakKeyDictionary[LoopStates, LoopState]":
-    """Return the sites that *loop* has, of all guards.
+def _states_of(loop: asyncio.AbstractEventLoop) -> "WeakKeyDictionary[LoopStates, LoopState]":
+    """Return the states that *loop* has, of all guards.
 
     They are the loop's own: a guard that held them would hold their flights, whose tasks hold the loop. So a loop
     that is closed with a load up would never be let go of.
     """
-    sites: WeakKeyDictionary[LoopStates, LoopState] | None = getattr(loop, _ATTRIBUTE, None)
-    if sites is None:
-        sites = WeakKeyDictionary()
-        setattr(loop, _ATTRIBUTE, sites)
-    return sites
+    states: WeakKeyDictionary[LoopStates, LoopState] | None = getattr(loop, _ATTRIBUTE, None)
+    if states is None:
+        states = WeakKeyDictionary()
+        setattr(loop, _ATTRIBUTE, states)
+    return states
 
 
 def _disown_all() -> None:
-    for sites in _all_sites:
-        sites.disown()
+    for states in _all_states:
+        states.disown()
 
 
 if hasattr(os, "register_at_fork"):  # pragma: no branch  # not on Windows

@@ -1,119 +1,425 @@
-"""The course of one flight, from its launch to its answer: the part of the data path that runs once per op.
+"""The data path: what one call goes through, top to bottom.
 
-Most flights that have a store find their value there. That takes no task: the store is asked in the call that
-launches the flight, and its answer lands it. A task of its own is for what may wait more than once, and for the loader.
+```
+call   ─ 1 look up L1 ─ 2 join a flight, or launch one ─┐
+flight ─ 3 read L2, or acquire the lease ─ 4 wait for another process ─ 5 load ─ 6 fill L2 ─ 7 put L1 ─ land
+```
+A decorated call enters at `lookup_or_launch`. Steps 1 and 2 are synchronous. A flight runs the others once, and belongs
+to no caller. An operation without L2 has neither 3, 4 nor 6.
+
+Most flights that have L2 find their value there. That needs no task: the launch sends the read, and its reply lands the
+flight. A task is made for what may wait more than once: another process, a slot, the loader.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import partial
 from random import random
-from typing import Any, Literal, cast
+from typing import Any, Literal, TypeVar, cast
+from zlib import crc32
 
 from ._bus.backplane import Backplane
-from ._flights.scoreboard import Flight
+from ._flights.scoreboard import Flight, wait_all
+from ._keys.spec import MAX_OP_LENGTH
 from ._l2.lease import Found, Lease, LeaseLapsed
 from ._l2.tier import Tier
 from ._loops import Change, LoopState, LoopStates
+from ._memory.entry import Entry
+from ._memory.epochs import Generation
 from ._memory.l1 import UNTRUSTED_TTL
-from ._operations.operation import Operation
+from ._operations.operation import Isolated, Operation, for_caller
+from ._speed.front import ArgumentCache
+from ._stats import Counters
+from .errors import invalidation_pending
 
-_POLLS = (0.025, 0.25)  # seconds between looks for another's load, first and longest, should its word be lost
-_ASKS = 4  # times that a flight asks for the right to load, should it lose that before the load begins
-_WAIT = 30.0  # seconds that another's loads are waited for when no load_timeout says how long a load may take
+T = TypeVar("T")
+LoadT = TypeVar("LoadT", bound=Callable[[], Awaitable[Any]])
+
+_POLLS = (0.025, 0.25)  # seconds between reads while another process loads, first and longest: a wake-up may be lost
+_ASKS = 4  # times that a flight asks for the lease, should it lapse before the load begins
+_WAIT = 30.0  # seconds that other processes' loads are waited for when no load_timeout says how long a load may take
 
 
-class LocalLoad:
-    """The course of a flight whose operation has no L2.
+class DataPath:
+    """Leads the calls of one guard to their answers.
 
     Args:
-        sites: All of the guard's.
-        site: The running loop's.
-        operation: Whose flight it is.
-        load: Runs the loader.
-        epoch: Of the op, taken before anything is read.
-        is_private: Whether nobody can join the flight.
+        states: What the guard keeps for each event loop.
+        enabled: Whether flights are shared.
+        rollout: Fraction of all ops, always the same ones, whose flights are shared.
     """
 
-    __slots__ = ("_epoch", "_generation", "_is_private", "_load", "_operation", "_site", "_sites")
+    __slots__ = ("_states", "enabled", "rollout")
 
-    def __init__(  # noqa: PLR0917  # made by the guard alone
+    def __init__(self, states: LoopStates, *, enabled: bool, rollout: float) -> None:
+        self._states = states
+        self.enabled = enabled
+        self.rollout = rollout
+
+    def make_lookup(
         self,
-        sites: LoopStates,
-        site: LoopState,
         operation: Operation,
-        load: Callable[[], Awaitable[Any]],
-        epoch: tuple[int, ...],
-        is_private: bool,  # noqa: FBT001
-    ) -> None:
-        self._sites = sites
-        self._site = site
-        self._operation = operation
-        self._load = load
-        self._epoch = epoch
-        self._generation = operation.lineage.generation
-        self._is_private = is_private
+        function: Callable[..., Awaitable[Any]],
+        build_tags: Callable[..., Sequence[str]] | None,
+        answers_by_arguments: ArgumentCache | None = None,
+        flights_by_arguments: ArgumentCache | None = None,
+    ) -> Callable[[str, Any, Any, Any], Any]:
+        """Return steps 1 and 2 of each call of *function*: a closure, made once for each operation.
 
-    async def fly(self, flight: Flight[Any]) -> Any:
-        """Load; return what is kept for *flight*'s waiters."""
+        It takes the op, the arguments as a tuple and a dict, and the arguments under which the two caches may know the
+        answer, or the flight, from now on. It returns what L1 keeps, or a flight. It is not async, which saves one
+        coroutine frame for each waiter.
+        """
+        here, running, counters = self._states.here, self._states.running, operation.counters
+        join_or_launch = self.join_or_launch
+
+        def lookup_or_launch(op: str, args: Any, kwargs: Any, shown: Any) -> Any:
+            state = here() or running()
+            slot = state.memory.get(op)  # 1
+            if slot is not None:
+                counters.l1_hits += 1
+                if (
+                    answers_by_arguments is not None
+                    and len(op) < MAX_OP_LENGTH
+                    and slot.value.__class__ is not Isolated
+                ):
+                    state.memory.note_in(answers_by_arguments, shown, slot)
+                return slot.value
+            flight, is_new = join_or_launch(state, operation, op, function, args, kwargs, build_tags)  # 2
+            if not is_new and flights_by_arguments is not None and flight.shown is None and len(op) < MAX_OP_LENGTH:
+                state.memory.note_in(flights_by_arguments, shown, flight.show())
+            return flight
+
+        return lookup_or_launch
+
+    def peek(self, op: str, operation: Operation | None = None) -> Entry[Any] | None:
+        """Return the fresh entry of *op*, with the value that a caller of *operation* gets; count nothing."""
+        slot = self._states.running().memory.get(op)
+        if slot is None:
+            return None
+        value = for_caller(slot.value) if operation is None else operation.for_caller(slot.value)
+        return Entry(value, slot.fresh_until)
+
+    async def get(
+        self,
+        operation: Operation,
+        op: str,
+        load: Callable[[], Awaitable[T]],
+        build_tags: Callable[[], Sequence[str]] | None = None,
+    ) -> T:
+        """Return the answer for *op*, of a function that is not decorated."""
+        answer = self.make_lookup(operation, load, build_tags)(op, (), {}, ())
+        if isinstance(answer, Flight):
+            answer = await answer.wait(operation.policy.wait_timeout)
+        value: T = operation.for_caller(answer)
+        return value
+
+    async def get_many(  # noqa: PLR0917  # made for `coalesce_many`
+        self,
+        operation: Operation,
+        ops: Sequence[str],
+        make_load: Callable[[int], LoadT],
+        on_launch: Callable[[LoadT, Flight[Any]], None],
+        build_tags: Callable[[int], Sequence[str]],
+        shape: Callable[[list[Any]], T],
+        *,
+        is_refresh: bool = False,
+    ) -> T:
+        """Return what *shape* makes of the answers for *ops*, each as `get` or `refresh` would give it.
+
+        All flights are launched before anything is awaited, so that they can load together. *make_load* and
+        *build_tags* take a position in *ops*; *on_launch* is called with the load and the flight of each that is new.
+        """
+        state = self._states.running()
+        answers: list[Any] = [None] * len(ops)
+        flights: dict[int, Flight[Any]] = {}
+        for position, op in enumerate(ops):
+            slot = None if is_refresh else state.memory.get(op)  # 1
+            if slot is not None:
+                answers[position] = operation.for_caller(slot.value)
+                continue
+            load, tags = make_load(position), partial(build_tags, position)
+            flight, is_new = self.join_or_launch(state, operation, op, load, (), {}, tags, is_refresh=is_refresh)  # 2
+            flights[position] = flight
+            if is_new:
+                on_launch(load, flight)
+        operation.counters.l1_hits += len(ops) - len(flights)
+        if flights:
+            landed = await wait_all(tuple(flights.values()), operation.policy.wait_timeout)
+            for position, kept in zip(flights, landed, strict=True):
+                answers[position] = operation.for_caller(kept)
+        shaped = shape(answers)
+        if is_refresh:
+            await _check_replaced({ops[position]: flight for position, flight in flights.items()}, shaped)
+        return shaped
+
+    async def refresh(
+        self,
+        operation: Operation,
+        op: str,
+        load: Callable[[], Awaitable[T]],
+        build_tags: Callable[[], Sequence[str]] | None = None,
+    ) -> T:
+        """Load now and replace what is cached, with what is read after this call.
+
+        Flights that were up before answer those who wait for them, and are not remembered. A refresh whose load has
+        begun is not joined: refreshes that come meanwhile share the next load, which begins when that one is over.
+        When the load fails, what was cached stays. When its value cannot be stored, what was cached is invalidated.
+
+        Raises:
+            InvalidationPending: it could not be stored, nor has the store confirmed the invalidation (see
+                `Guard.invalidate`); the error has the `value`.
+        """
+        state = self._states.running()
+        flight, _ = self.join_or_launch(state, operation, op, load, (), {}, build_tags, is_refresh=True)  # 2
+        value: T = operation.for_caller(await flight.wait(operation.policy.wait_timeout))
+        await _check_replaced({op: flight}, value)
+        return value
+
+    def join_or_launch(  # noqa: PLR0917  # what a flight has to know
+        self,
+        state: LoopState,
+        operation: Operation,
+        op: str,
+        function: Callable[..., Awaitable[Any]],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        build_tags: Callable[..., Sequence[str]] | None,
+        *,
+        is_refresh: bool = False,
+    ) -> tuple[Flight[Any], bool]:
+        """Return the flight of *op* that this call waits for, and whether it is new.
+
+        Not async: an await between the look-up and the launch would let two callers launch.
+        """
+        is_shared = self._shares(op)
+        flight = state.joinable(op, is_refresh=is_refresh) if is_shared else None
+        if flight is not None:
+            operation.counters.joins += 1
+            return flight, False
+        tags = () if build_tags is None else build_tags(*args, **kwargs)
+        before = state.overtake(op) if is_refresh else None
+        # The epoch is taken before anything is read: an invalidation after the launch begins another one.
+        epoch, lease = state.epochs.current(op, tags), None
+        if operation.policy.l2_ttl is not None:
+            tier = cast("Tier", state.tier)  # no l2_ttl without a store
+            lives, fingerprint = (operation.lease_length, operation.max_l2_ttl), operation.fingerprint(tags)
+            lease = Lease(tier, op, tags, *lives, operation.counters, fingerprint)
+        load = partial(function, *args, **kwargs)
+        generation = operation.lineage.generation
+        steps = FlightLoad(self._states, state, operation, load, lease, epoch, generation, is_shared)
+        flight = state.board.launch(
+            op,
+            steps.run,
+            operation.counters,
+            operation.policy.on_abandon,
+            context=operation.context(),
+            tags=tags,
+            is_private=not is_shared,
+            is_refresh=is_refresh,
+            after=before if is_shared else None,
+            direct_read=None if lease is None else steps,
+        )
+        flight.generation = generation
+        flight.joinable_until = state.memory.joinable_until()
+        return flight, True
+
+    def _shares(self, op: str) -> bool:
+        """Whether calls of *op* share flights: a stable choice, the same in every process."""
+        if self.rollout >= 1 or not self.enabled:
+            return self.enabled
+        return crc32(op.encode("utf-8", "surrogatepass")) < self.rollout * 2**32
+
+    def launch_batch(
+        self, operation: Operation, op: str, is_ready: asyncio.Future[None], load: Callable[[], Awaitable[T]]
+    ) -> Flight[T]:
+        """Launch the flight of a batch: once it *is_ready* it loads, in a slot; it is cancelled when all have left.
+
+        Only the flights of the batch's ids join it. They count for themselves, and L1 and L2 are theirs to read.
+        """
+        state = self._states.running()
+
+        async def run(flight: Flight[T]) -> T:
+            await is_ready
+            limiter = state.limits.of(operation.name, operation.policy.max_loads)
+            async with nullcontext() if limiter is None else limiter.slot(flight):
+                operation.counters.loads += 1
+                return await load()
+
+        return state.board.launch(op, run, Counters(), "cancel", context=operation.context(), is_private=True)
+
+
+@dataclass(slots=True, eq=False)
+class FlightLoad:
+    """Steps 3 to 7: what one flight does to get its value."""
+
+    _states: LoopStates
+    _state: LoopState
+    _operation: Operation
+    _load: Callable[[], Awaitable[Any]]
+    _lease: Lease | None  # the flight's side of L2, if the operation has L2
+    _epoch: tuple[int, ...]  # of the op and its tags
+    _generation: Generation
+    _is_shared: bool  # others can join the flight
+    _asks_left: int = _ASKS
+    _began_at: float = 0.0
+
+    def start(self, flight: Flight[Any], on_answer: Callable[[], None]) -> bool:
+        """Send the read of L2 now, if nothing has to be waited for first; *on_answer* is called with the reply."""
+        assert self._lease is not None
+        return not flight.is_refresh and self._lease.start(on_answer)  # 3
+
+    def result(self, flight: Flight[Any]) -> tuple[Any] | None:
+        """Return what *flight* lands with in a tuple of one, if the reply has the value."""
+        assert self._lease is not None
+        found = self._lease.result(self._operation.decode)
+        return None if found is None or flight.landed else (self._put_found(flight, found),)
+
+    def close(self) -> None:
+        """Release the lease, if it is still held: the flight has landed."""
+        assert self._lease is not None
+        self._lease.release_soon()
+
+    async def run(self, flight: Flight[Any]) -> Any:
+        """Return what *flight* lands with: the value that L2 has, or a new one."""
         if flight.is_queued:
-            await self._queue(flight)
+            await self._wait_for_turn(flight)
+        lease = self._lease
+        if lease is None:
+            return await self._load_without_l2(flight)
+        while True:
+            found = await self._read_or_acquire(flight, lease)
+            if found is not None:
+                return self._put_found(flight, found)
+            try:
+                return await self._load_and_fill(flight, lease)
+            except LeaseLapsed:
+                flight.stop_clock()
+
+    async def _wait_for_turn(self, flight: Flight[Any]) -> None:
+        """Wait until the refresh before *flight* has landed; it may store until then."""
+        flight.note_waiting_elsewhere()
+        await flight.turn()
+        self._epoch = self._state.epochs.current(flight.op, flight.tags)  # nothing has been read yet
+
+    async def _read_or_acquire(self, flight: Flight[Any], lease: Lease) -> Found | None:
+        """Return what L2 has, perhaps after another process has loaded it; `None` if *flight* has to load."""
+        operation, backplane = self._operation, self._state.backplane
+        if flight.is_refresh:
+            await lease.take_over()
+            return None
+        answer = await lease.acquire(operation.decode)  # 3
+        if answer == "wait" and operation.policy.lease and self._is_shared and backplane is not None:
+            operation.counters.l2_waits += 1
+            flight.note_waiting_elsewhere()
+            answer = await self._wait_for_other_process(flight, lease, backplane)  # 4
+        if isinstance(answer, Found):
+            return answer
+        if answer != "unavailable" and not lease.was_undecodable:
+            operation.counters.l2_misses += 1
+        return None
+
+    async def _wait_for_other_process(
+        self, flight: Flight[Any], lease: Lease, backplane: Backplane
+    ) -> Found | Literal["own", "wait", "alone", "unavailable"]:
+        """Wait until the value is there, or nothing to wait for; for no longer than a load may take."""
         operation = self._operation
-        policy = operation.policy
-        value = await self._run(flight, self._load)  # 5
+        loop = asyncio.get_running_loop()
+        started_at = loop.time()
+        longest = operation.policy.load_timeout or _WAIT
+        polls = _polls()
+        with backplane.expecting(flight.op) as wake_up:
+            # Read again at once: the wake-up may have come between the first reply and now.
+            while (answer := await lease.acquire(operation.decode)) == "wait":
+                # A load with a slot waits for this flight. The other process may queue for a slot whose holder waits
+                # for this process, and its lease is renewed as long as it queues.
+                patience = min(longest, operation.lease_length) if flight.skips_queue else longest
+                left = started_at + patience - loop.time()
+                if left <= 0:
+                    break
+                await wake_up.wait(min(next(polls), max(lease.left, _POLLS[0] / 2), left))
+        return answer
+
+    async def _load_without_l2(self, flight: Flight[Any]) -> Any:
+        operation, policy = self._operation, self._operation.policy
+        value = await self._call_loader(flight)  # 5
         if policy.version is not None:
             operation.version_of(value)  # nothing is compared here, but what is no version is an error everywhere
         kept = operation.isolate_value(value, operation.encode(value)) if policy.isolate else value
-        holds = self._still_holds(flight)
-        if flight.is_refresh:
-            self._replace(flight, is_told=self._site.backplane is None or operation.is_local)
-        if holds:
-            self._keep(flight, kept, None)  # 7
-        elif not flight.landed:
-            operation.counters.overtaken += 1
-        return kept
+        is_replaced = self._state.backplane is None or operation.is_local
+        return self._put_loaded(flight, kept, None, is_latest=True, is_replaced=is_replaced)
 
-    async def _queue(self, flight: Flight[Any]) -> None:
-        """Wait until it is the turn of *flight*; the flight before it may store until then."""
-        flight.note_waiting_elsewhere()
-        await flight.turn()
-        self._epoch = self._site.epochs.current(flight.op, flight.tags)  # nothing has been read yet
+    async def _load_and_fill(self, flight: Flight[Any], lease: Lease) -> Any:
+        operation, policy = self._operation, self._operation.policy
+        value = await self._call_loader(flight)  # 5
+        payload = operation.encode(value)
+        version = operation.version_of(value)
+        kept = operation.isolate_value(value, payload) if policy.isolate else value
+        life = _spread(cast("float", policy.l2_ttl), policy.jitter)
+        is_latest = await lease.fill(payload, life, version, partial(self._may_put, flight))  # 6
+        may_be_stale = lease.is_store_unavailable and self._state.backplane is not None
+        longest = UNTRUSTED_TTL if may_be_stale else None
+        return self._put_loaded(flight, kept, longest, is_latest=is_latest, is_replaced=lease.is_final)
 
-    async def _run(self, flight: Flight[Any], load: Callable[[], Awaitable[Any]]) -> Any:
-        """Run the loader, when it is its turn, within its budget."""
-        operation = self._operation
-        policy = operation.policy
+    async def _call_loader(self, flight: Flight[Any]) -> Any:
+        """Run the loader, in a slot if loads are limited, and within its budget."""
+        operation, policy = self._operation, self._operation.policy
         flight.start_clock(policy.load_timeout)
-        limiter = None if operation.is_batched else self._site.limits.of(operation.name, policy.max_loads)
+        limiter = None if operation.is_batched else self._state.limits.of(operation.name, policy.max_loads)
         if limiter is None:
             self._begin_load(flight)
-            value = await load()
+            value = await self._load()
         else:
             async with limiter.slot(flight):
                 self._begin_load(flight)
-                value = await load()
+                value = await self._load()
+        if self._lease is not None:  # how long a load takes says how long leases have to be
+            operation.note_load(self._now() - self._began_at)
         flight.stop_clock()
         return value
 
     def _begin_load(self, flight: Flight[Any]) -> None:
-        """Take note that the loader is about to run."""
+        """Note that the loader is about to run, or raise `LeaseLapsed` to have L2 read again."""
         operation = self._operation
+        if self._lease is not None:
+            self._asks_left -= 1
+            if self._asks_left and not flight.is_refresh:
+                self._lease.check()
+            self._began_at = self._now()
         operation.counters.loads += not operation.is_batched
         flight.loader_called = not operation.is_batched  # else the batch says when
 
-    def _still_holds(self, flight: Flight[Any]) -> bool:
-        """Whether what *flight* has may be stored: it has not ended, and nothing was invalidated since the epoch."""
-        is_latest = self._site.epochs.current(flight.op, flight.tags) == self._epoch and not self._generation.is_over
-        return is_latest and not flight.landed
+    def _now(self) -> float:
+        return cast("Tier", self._state.tier).clock()
 
-    def _keep(self, flight: Flight[Any], kept: object, life: float | None) -> None:
-        """Put into L1, for no longer than the store's copy has left."""
-        policy = self._operation.policy
-        if policy.ttl is not None:
-            ttl = _spread(policy.ttl, policy.jitter)
-            self._site.memory.put(
-                flight.op, kept, ttl if life is None else min(ttl, life), flight.tags, self._generation
-            )
+    def _put_found(self, flight: Flight[Any], found: Found) -> Any:
+        """Put what L2 has into L1, and return what *flight* lands with."""
+        operation = self._operation
+        operation.counters.l2_hits += 1
+        kept = operation.isolate(found.payload) if operation.policy.isolate else found.value
+        if self._may_put(flight):
+            self._put(flight, kept, found.life)  # 7
+        return kept
+
+    def _put_loaded(
+        self, flight: Flight[Any], kept: Any, longest: float | None, *, is_latest: bool, is_replaced: bool
+    ) -> Any:
+        """Put what was loaded into L1, unless it was overtaken, and return what *flight* lands with."""
+        may_put = is_latest and self._may_put(flight)  # asked before a refresh begins another epoch
+        if flight.is_refresh:
+            self._replace(flight, is_told=is_replaced)
+        if may_put:
+            self._put(flight, kept, longest)  # 7
+        elif not flight.landed:
+            self._operation.counters.overtaken += 1
+        return kept
+
+    def _may_put(self, flight: Flight[Any]) -> bool:
+        """Whether *flight* is still up, and nothing was invalidated since its epoch."""
+        is_latest = self._state.epochs.current(flight.op, flight.tags) == self._epoch and not self._generation.is_over
+        return is_latest and not flight.landed
 
     def _replace(self, flight: Flight[Any], *, is_told: bool) -> None:
         """Let nothing that is older than what a refresh has loaded be found anywhere.
@@ -122,152 +428,43 @@ class LocalLoad:
             flight: The refresh's.
             is_told: Whether the store has nothing older, and other processes know; if not, both will be told.
         """
-        here, op = self._site, flight.op
+        here, op = self._state, flight.op
         # What has read the older value in the store must not keep it in L1, nor be joined: also what began after an
         # invalidation, or after a gap on the bus, which overtook this refresh and left the store as it was.
         here.epochs.bump(op)
         here.memory.drop(op)
         current = here.board.flights.get(op)
-        may_read_older = self._operation.policy.l2_ttl is not None
-        if may_read_older and current is not None and not current.is_refresh:  # a refresh reads nothing in the store
+        if self._lease is not None and current is not None and not current.is_refresh:  # a refresh does not read L2
             here.board.forget(op)
-        self._sites.tell_others(Change("op", op, is_stored=not is_told))
+        self._states.tell_others(Change("op", op, is_stored=not is_told))
         if not is_told and here.tier is not None:
             flight.confirmation = here.tier.send(here.tier.invalidation(op))
 
+    def _put(self, flight: Flight[Any], kept: object, longest: float | None) -> None:
+        """Put into L1, for at most as long as L2 has it."""
+        policy, state = self._operation.policy, self._state
+        if policy.ttl is not None:
+            ttl = _spread(policy.ttl, policy.jitter)
+            life = ttl if longest is None else min(ttl, longest)
+            state.memory.put(flight.op, kept, life, flight.tags, self._generation)
+        if self._lease is not None and state.tracking is not None:
+            state.tracking.remember(flight.op, self._lease.stored_by)
 
-class StoredLoad(LocalLoad):
-    """The course of a flight whose operation has an L2; the arguments are the same.
 
-    Attributes:
-        lease: What the flight holds of the store; set before it takes off.
+async def _check_replaced(refreshes: Mapping[str, Flight[Any]], value: object) -> None:
+    """Make sure that what *refreshes* were to replace is gone.
+
+    Raises:
+        InvalidationPending: it may still be in the store; the error has their *value*.
     """
-
-    __slots__ = ("_asks_left", "lease")
-    lease: Lease
-
-    def start(self, flight: Flight[Any], on_answer: Callable[[], None]) -> bool:
-        """Ask the store for the value at once, if that is possible without waiting for anything."""
-        return not flight.is_refresh and self.lease.start(on_answer)
-
-    def result(self, flight: Flight[Any]) -> tuple[Any] | None:
-        """Return the value if it was there."""
-        found = self.lease.result(self._operation.decode)
-        return None if found is None or flight.landed else (self._take(flight, found),)
-
-    def close(self) -> None:
-        """Give back the right to load, if it is still held."""
-        self.lease.release_soon()
-
-    async def fly(self, flight: Flight[Any]) -> Any:
-        """Read L2 or load, and store; return what is kept for *flight*'s waiters."""
-        if flight.is_queued:
-            await self._queue(flight)
-        self._asks_left = _ASKS
-        while True:
-            found = await self._find(flight)  # 3, 4
-            if found is not None:
-                return self._take(flight, found)
-            try:
-                kept, life, is_latest = await self._load_afresh(flight)
-                break
-            except LeaseLapsed:
-                flight.stop_clock()
-        holds = is_latest and self._still_holds(flight)
-        if flight.is_refresh:
-            self._replace(flight, is_told=self.lease.is_final)
-        if holds:
-            self._keep(flight, kept, life)  # 7
-        elif not flight.landed:
-            self._operation.counters.overtaken += 1
-        return kept
-
-    def _begin_load(self, flight: Flight[Any]) -> None:
-        """Take note that the loader is about to run, or raise `LeaseLapsed` to have the store asked again."""
-        self._asks_left -= 1
-        if self._asks_left and not flight.is_refresh:
-            self.lease.check()
-        super()._begin_load(flight)
-
-    def _take(self, flight: Flight[Any], found: Found) -> Any:
-        """Return what is kept of what the store has."""
-        operation = self._operation
-        operation.counters.l2_hits += 1
-        kept = operation.isolate(found.payload) if operation.policy.isolate else found.value
-        if self._still_holds(flight):
-            self._keep(flight, kept, found.life)  # 7
-        return kept
-
-    def _keep(self, flight: Flight[Any], kept: object, life: float | None) -> None:
-        super()._keep(flight, kept, life)
-        tracking = self._site.tracking
-        if tracking is not None:
-            tracking.remember(flight.op, self.lease.stored_by)
-
-    async def _find(self, flight: Flight[Any]) -> Found | None:
-        """Return what L2 has, waiting for whoever is loading it; `None` if it is this flight that has to load."""
-        operation, lease, backplane = self._operation, self.lease, self._site.backplane
-        counters = operation.counters
-        if flight.is_refresh:
-            await lease.take_over()
-            return None
-        answer = await lease.acquire(operation.decode)  # 3
-        may_wait = operation.policy.lease and not self._is_private
-        if answer == "wait" and may_wait and backplane is not None:
-            counters.l2_waits += 1
-            flight.note_waiting_elsewhere()
-            answer = await self._await_other(backplane, flight)  # 4
-        if isinstance(answer, Found):
-            return answer
-        if answer != "unavailable" and not lease.was_undecodable:
-            counters.l2_misses += 1
-        return None
-
-    async def _await_other(
-        self, backplane: Backplane, flight: Flight[Any]
-    ) -> Found | Literal["own", "wait", "alone", "unavailable"]:
-        """Wait until the op's value is there, or no load of it to wait for; for no longer than a load may take."""
-        operation, lease = self._operation, self.lease
-        loop = asyncio.get_running_loop()
-        started_at = loop.time()
-        longest = operation.policy.load_timeout or _WAIT
-        polls = _polls()
-        with backplane.expecting(flight.op) as wake_up:
-            # Asked again at once: the word may have come between the first answer and now.
-            while (answer := await lease.acquire(operation.decode)) == "wait":
-                # A load with a slot waits for this one. The other may queue for a slot that is held by a load which
-                # waits for this process in its turn, and its lease is renewed as long as it queues.
-                patience = min(longest, operation.lease_length) if flight.skips_queue else longest
-                left = started_at + patience - loop.time()
-                if left <= 0:
-                    break
-                await wake_up.wait(min(next(polls), max(lease.left, _POLLS[0] / 2), left))
-        return answer
-
-    async def _load_afresh(self, flight: Flight[Any]) -> tuple[Any, float | None, bool]:
-        """Load and fill; return what is kept, for how long at most, and whether it is the latest that is known."""
-        operation, lease = self._operation, self.lease
-        policy = operation.policy
-        value = await self._run(flight, self._timed)  # 5
-        payload = operation.encode(value)
-        version = operation.version_of(value)
-        kept = operation.isolate_value(value, payload) if policy.isolate else value
-        life = _spread(cast("float", policy.l2_ttl), policy.jitter)
-        is_latest = await lease.fill(payload, life, version, partial(self._still_holds, flight))  # 6
-        may_be_stale = lease.is_store_unavailable and self._site.backplane is not None
-        return kept, UNTRUSTED_TTL if may_be_stale else None, is_latest
-
-    async def _timed(self) -> Any:
-        """Run the loader, and learn how long it takes: so are leases."""
-        clock = cast("Tier", self._site.tier).clock
-        started_at = clock()
-        value = await self._load()
-        self._operation.note_load(clock() - started_at)
-        return value
+    sent = [(op, flight.confirmation) for op, flight in refreshes.items()]
+    pending = [op for op, confirmation in sent if confirmation is not None and not await confirmation.wait()]
+    if pending:
+        raise invalidation_pending(pending, len(sent), "refreshed, but the older value may still be stored: ", value)
 
 
 def _polls() -> Iterator[float]:
-    """Yield the seconds until each next look: a fleet that waits for one load must not look all together."""
+    """Yield the seconds until each next read, at random: processes that wait for one load must not read together."""
     pause, longest = _POLLS
     while True:
         yield pause * (1 - random() / 2)  # noqa: S311  # no secret

@@ -86,7 +86,7 @@ class Refresher:
         except LookupError:
             number = 0
         say("refresh", number=number, is_pending=is_pending, at=monotonic())
-        tier = self._guard._site().tier
+        tier = self._guard._states.running().tier
         while tier is not None and not tier.pending.is_empty:
             await asyncio.sleep(GAP)
         say("settled", at=monotonic())

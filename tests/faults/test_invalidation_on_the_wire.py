@@ -113,7 +113,7 @@ async def test_i3_fill_let_through_after_an_invalidation_is_refused(
     was_confirmed = await confirms(other)
     gate.open()
     answer = await filling
-    kept = guard._site().memory.get("menu-7")
+    kept = guard._states.running().memory.get("menu-7")
 
     assert was_confirmed
     assert ("old", None) == (answer, kept)
@@ -345,7 +345,7 @@ async def test_later_invalidation_is_not_confirmed_by_an_earlier_ones_answer(
     wire.on_request = cut(wire, INVALIDATE)
     gate.open()
     await asyncio.wait([first, second])
-    tier = guard._site().tier
+    tier = guard._states.running().tier
 
     assert first.exception() is None
     assert isinstance(second.exception(), InvalidationPending)

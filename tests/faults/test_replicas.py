@@ -428,7 +428,7 @@ async def load() -> bytes:
 
 async def replicas_of(guard: Guard) -> None:
     """Wait until reads may go to a replica."""
-    tier = guard._site().tier
+    tier = guard._states.running().tier
     assert tier is not None
     topology: Topology = tier.store._topology  # type: ignore[attr-defined]
     await until(lambda: topology.replica("menu"), "a good replica")

@@ -38,12 +38,12 @@ async def use(guard: Guard) -> str:
                 await guard.invalidate(op)
         with suppress(InvalidationPending):
             await guard.clear()
-        tier = guard._site().tier
+        tier = guard._states.running().tier
         assert tier is not None
         assert isinstance(tier.store, RedisStore)
         node = tier.store._topology.primary("")
         shown += [repr(each) for each in (guard, guard.stats(), tier, tier.store, tier.store._topology, node)]
-        shown += [repr(tier.asking), repr(tier.asking.breaker(node.name)), repr(guard._site().backplane)]
+        shown += [repr(tier.asking), repr(tier.asking.breaker(node.name)), repr(guard._states.running().backplane)]
         shown += [repr(guard.stats().as_dict())]
     return "".join(shown)
 

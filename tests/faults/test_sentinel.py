@@ -94,7 +94,7 @@ async def test_guard_goes_on_with_the_new_primary(namespace: str) -> None:
         async with Guard(servers.url, namespace=namespace) as guard:
             await guard.fetch("menu", load, l2_ttl=60, returns=bytes)
             await guard.invalidate("menu")
-            tier = guard._site().tier
+            tier = guard._states.running().tier
             assert tier is not None
             generation = tier.store.generation
             servers.primary.kill()

@@ -12,7 +12,7 @@ from uuid import uuid4
 import pytest
 from redis.asyncio import Redis
 
-from stampede_guard import Guard, _guard
+from stampede_guard import Guard, _path
 from stampede_guard._bus.backplane import Backplane
 from stampede_guard._l2.lease import Lease
 from stampede_guard._l2.tier import Tier
@@ -48,7 +48,7 @@ async def until_gone(admin: Redis, *keys: str) -> None:
 
 def backplane_of(guard: Guard) -> Backplane:
     """Return the ear of *guard* on the running loop."""
-    backplane = guard._site().backplane
+    backplane = guard._states.running().backplane
     assert backplane is not None
     return backplane
 
@@ -60,7 +60,7 @@ def instance_of(guard: Guard) -> str:
 
 def tier_of(guard: Guard) -> Tier:
     """Return the L2 of *guard* on the running loop."""
-    tier = guard._site().tier
+    tier = guard._states.running().tier
     assert tier is not None
     return tier
 
@@ -73,7 +73,7 @@ def new_leases(monkeypatch: pytest.MonkeyPatch) -> list[Lease]:
         made.append(Lease(*args))
         return made[-1]
 
-    monkeypatch.setattr(_guard, "Lease", lease)
+    monkeypatch.setattr(_path, "Lease", lease)
     return made
 
 

@@ -141,7 +141,7 @@ async def test_absent_key_can_be_deleted(make_guard: MakeGuard) -> None:
     """Nothing to delete is as good as deleted: nothing is raised, and nothing left to be tried again."""
     async with make_guard() as guard:
         await guard.invalidate("menu-7")
-        tier = guard._site().tier
+        tier = guard._states.running().tier
 
     assert tier is not None
     assert [] == tier.pending.all()

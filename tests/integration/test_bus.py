@@ -430,7 +430,7 @@ async def test_beats_are_heard_by_their_own_guard_alone(
         await until(lambda: len(seconds) == 12, "twelve seconds")
 
         assert [] == await onlooker.said()
-        assert all(each._site().memory.trusted_until > each._clock() for each in (guard, other))
+        assert all(each._states.running().memory.trusted_until > each._clock() for each in (guard, other))
         assert all(remembers(each) for each in (guard, other))
     assert said() == []
 
@@ -510,7 +510,7 @@ async def test_guard_opens_without_the_bus_and_finds_it_later(said: Said, monkey
             assert await ask(guard, "old") == "old"
             server.start()
             await until(lambda: is_up(guard), "the bus")
-            await until(lambda: guard._site().memory.trusted_until < float("inf"), "trust")
+            await until(lambda: guard._states.running().memory.trusted_until < float("inf"), "trust")
             assert HEARD in said()
     finally:
         server.stop()

@@ -79,7 +79,7 @@ def counted(guard: Guard, method: str) -> list[Any]:
 def is_at_rest(guard: Guard) -> bool:
     """Whether *guard* has nothing left to do."""
     tier = tier_of(guard)
-    return not (guard._site().board._up or tier.upkeep or tier.asking._reserved)
+    return not (guard._states.running().board._up or tier.upkeep or tier.asking._reserved)
 
 
 async def test_hit_is_read_without_a_task(guard: Guard) -> None:
@@ -93,7 +93,7 @@ async def test_hit_is_read_without_a_task(guard: Guard) -> None:
         if flights:
             asyncio.get_running_loop().call_soon(watch)
 
-    flights = guard._site().board._up
+    flights = guard._states.running().board._up
     asyncio.get_running_loop().call_soon(watch)
     answer = await guard.fetch(OP, Kitchen().load, **LIFE)
 
@@ -206,7 +206,7 @@ async def test_exit_over_a_server_that_says_nothing(
     guard = Guard(tally.url, namespace=namespace, deadline=60, connect_timeout=5, drain_timeout=0)
     await guard.__aenter__()
     await guard.fetch("menu-8", Kitchen().load, **LIFE)
-    site = guard._site()
+    site = guard._states.running()
     tally.deafen()
     tally.restart()
     call = asyncio.create_task(guard.fetch(OP, Kitchen().load, **LIFE))

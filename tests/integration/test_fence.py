@@ -225,7 +225,7 @@ async def test_value_that_was_read_from_the_store_before_is_not_remembered(  # f
     first, second = pair
     await ask(second, Table("old"))
     gate = Gate()
-    store: Any = first._site().tier.store  # type: ignore[union-attr]
+    store: Any = first._states.running().tier.store  # type: ignore[union-attr]
     begin = store.start_acquire
     under_way: list[asyncio.Task[None]] = []
 
@@ -290,7 +290,7 @@ async def test_lagging_value_without_the_right_is_not_remembered(pair: Pair) -> 
     await slow.gate.arrivals(1)
 
     assert await ask_versioned(second, table, lease=False) == 2
-    entry = second._site().memory.get(OP)
+    entry = second._states.running().memory.get(OP)
 
     assert entry is None or entry.fresh_until - second._clock() <= 1
     slow.gate.open()

@@ -246,7 +246,7 @@ async def test_load_that_ignores_its_end_hands_the_right_on(pair: tuple[Guard, G
     await stubborn.arrivals(2)
     assert tier_of(first).leases.is_idle
     stubborn.open()
-    await until(lambda: not first._site().board._up, "the stubborn load to end")
+    await until(lambda: not first._states.running().board._up, "the stubborn load to end")
     assert await ask(first, kitchen) == "soup 1"  # what the late one returned is nowhere
 
 
@@ -571,8 +571,8 @@ async def test_garbage_that_is_replaced_by_garbage_is_given_up(
         acquire = store.acquire
 
         async def restless(*args: Any) -> Any:
-            mark = await admin.get(f"sg1:{{{guard.namespace}:}}:t") or b"x" * 11
-            worthless = seal(f"{guard.namespace}:{OP}", b"\xff", new_token(), None, [mark], fingerprint_for(str))
+            mark = await admin.get(f"sg1:{{{guard._namespace}:}}:t") or b"x" * 11
+            worthless = seal(f"{guard._namespace}:{OP}", b"\xff", new_token(), None, [mark], fingerprint_for(str))
             await admin.set(f"{key}:v", worthless)
             return await acquire(*args)
 

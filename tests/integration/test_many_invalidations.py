@@ -27,7 +27,7 @@ async def pending_of(guard: Guard, ops: list[str], way: str) -> list[str]:
     """Invalidate *ops* at once, by one call or by one for each; return those that are not confirmed."""
     if way == "by one call":
         try:
-            await guard.invalidate_all(ops)
+            await guard._invalidator.invalidate_all(ops)
         except InvalidationPending as error:
             return [*error.pending]
         return []
@@ -48,7 +48,7 @@ async def test_line_in_this_process_is_no_failure(
 
         assert [] == await pending_of(guard, ops, way)
 
-    assert [] == [key async for key in admin.scan_iter(f"sg1:{{{guard.namespace}:*:v")]
+    assert [] == [key async for key in admin.scan_iter(f"sg1:{{{guard._namespace}:*:v")]
 
 
 @pytest.mark.long

@@ -115,7 +115,7 @@ async def test_value_read_late_does_not_live_longer(make_guard: MakeGuard, names
         await first.fetch("menu-7", load, l2_ttl=60, returns=str)
         await admin.pexpire(f"sg1:{{{namespace}:menu-7}}:v", 3000)
         await second.fetch("menu-7", refuse, ttl=30, l2_ttl=60, jitter=0, returns=str)
-        entry = second._site().memory.get("menu-7")
+        entry = second._states.running().memory.get("menu-7")
 
     assert entry is not None
     assert 1 < entry.fresh_until - clock() <= 3
@@ -131,7 +131,7 @@ async def test_value_read_early_lives_for_its_ttl(make_guard: MakeGuard) -> None
     async with make_guard() as first, make_guard(clock=clock) as second:
         await first.fetch("menu-7", load, l2_ttl=60, returns=str)
         await second.fetch("menu-7", refuse, ttl=5, l2_ttl=60, jitter=0, returns=str)
-        entry = second._site().memory.get("menu-7")
+        entry = second._states.running().memory.get("menu-7")
 
     assert entry is not None
     assert entry.fresh_until == clock() + 5
@@ -284,7 +284,7 @@ async def test_i3_overtaken_load_is_not_stored(place: str, make_guard: MakeGuard
         await (guard if place == "here" else other).invalidate("menu-7")
         gate.open()
         answer = await call
-        kept = guard._site().memory.get("menu-7")
+        kept = guard._states.running().memory.get("menu-7")
 
     assert ("old", None) == (answer, kept)
     assert not await admin.exists(f"sg1:{{{namespace}:menu-7}}:v")
@@ -294,7 +294,7 @@ async def test_invalidating_what_is_not_there_is_confirmed(make_guard: MakeGuard
     """Nothing to delete is as good as deleted: nothing is raised, and nothing left to be tried again."""
     async with make_guard() as guard:
         await guard.invalidate("menu-7")
-        tier = guard._site().tier
+        tier = guard._states.running().tier
 
     assert tier is not None
     assert [] == tier.pending.all()

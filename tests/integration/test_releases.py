@@ -138,7 +138,7 @@ async def test_life_in_memory_is_that_of_the_release_s_own_value(make_guard: Mak
         await first.fetch(OP, Kitchen("short").load, l2_ttl=30, returns=str)
         await second.fetch(OP, Kitchen(b"long").load, l2_ttl=600, returns=bytes)
         await third.fetch(OP, Kitchen("none").load, ttl=300, l2_ttl=30, returns=str)
-        entry = third._site().memory.get(OP)
+        entry = third._states.running().memory.get(OP)
 
         assert entry is not None
         assert entry.fresh_until - third._clock() <= 33

@@ -73,7 +73,7 @@ class Waves:
     def __init__(self) -> None:
         self.guard = Guard()
         self.most = 0  # loads that ran at once, forgotten ones aside
-        self._operation = self.guard.add_operation("menus", Policy())
+        self._operation = self.guard._add_operation("menus", Policy())
         self._gates: list[Gate] = []
         self._calls: list[asyncio.Task[str]] = []
         self._running: set[int] = set()
@@ -93,17 +93,17 @@ class Waves:
     async def call(self) -> None:
         """Somebody calls."""
         self._calls.append(
-            asyncio.create_task(self.guard.call(self._operation, OP, partial(self._load, self._wave), (), {}, None))
+            asyncio.create_task(self.guard._path.get(self._operation, OP, partial(self._load, self._wave)))
         )
 
     async def refresh(self) -> None:
         """Somebody refreshes; loads that are no refresh themselves are forgotten by that."""
         await ticks(3)  # those asked for before have begun
-        flight = self.guard._site().board.current(OP)
+        flight = self.guard._states.running().board.current(OP)
         if flight is None or not flight.is_refresh:
             self._forget()
         self._calls.append(
-            asyncio.create_task(self.guard.refresh(self._operation, OP, partial(self._load, self._wave)))
+            asyncio.create_task(self.guard._path.refresh(self._operation, OP, partial(self._load, self._wave)))
         )
         await ticks(1)
 
@@ -216,7 +216,7 @@ class Story:
             late = [await self._soon() for _ in range(60)]
             await invalidation
             answers = set(await asyncio.gather(*early)), set(await asyncio.gather(*late))
-            self._guard._site().memory.clear()
+            self._guard._states.running().memory.clear()
             answers[1].add(await self._call())
         return answers
 
@@ -325,7 +325,7 @@ class FleetStory:
                 await ticks(gap)
             answers = set(await asyncio.gather(*early)), set(await asyncio.gather(*late))
             for guard in self.guards:
-                guard._site().memory.clear()
+                guard._states.running().memory.clear()
                 answers[1].add(await self._call(guard))
         return answers
 
@@ -372,7 +372,7 @@ async def test_i3_no_right_to_load_outlives_its_flight(begin: str, is_there: boo
         return "soup"
 
     async with Guard(lambda: store, clock=clock) as guard:
-        site = guard._site()
+        site = guard._states.running()
         assert site.tier is not None
         for when in range(30):
             if is_there:
@@ -495,7 +495,7 @@ async def test_i5_errors_are_never_cached() -> None:
             with pytest.raises(ValueError, match=r"^$"):
                 await guard.fetch(OP, fail, **BOTH)
 
-        assert (3, {}, 0) == (guard.stats().loads, store.contents, len(guard._site().memory))
+        assert (3, {}, 0) == (guard.stats().loads, store.contents, len(guard._states.running().memory))
 
 
 # I6
@@ -588,7 +588,7 @@ def test_i6_a_store_in_trouble_changes_no_outcome(
     guard = Guard(lambda: store, clock=clock)
 
     async def act() -> None:
-        operation = guard.add_operation("menus", Policy(ttl=5, l2_ttl=60), annotation=lambda: tuple[str, int])
+        operation = guard._add_operation("menus", Policy(ttl=5, l2_ttl=60), annotation=lambda: tuple[str, int])
         async with guard:
             for what, op, trouble, lie, seconds in story:
                 clock.advance(seconds)
@@ -606,9 +606,9 @@ def test_i6_a_store_in_trouble_changes_no_outcome(
                     return op, menu[op]
 
                 if what == "call":
-                    assert (op, menu[op]) == await guard.call(operation, op, load, (), {}, None)
+                    assert (op, menu[op]) == await guard._path.get(operation, op, load)
                     continue
-                assert (op, menu[op]) == await _refreshed(guard.refresh(operation, op, load))
+                assert (op, menu[op]) == await _refreshed(guard._path.refresh(operation, op, load))
 
     make_loop().run_until_complete(act())
 
@@ -758,7 +758,7 @@ class Evening:
                 leaver.cancel()
             await self.guard.invalidate("overtaken")
             outcomes = await asyncio.gather(*calls, overtaken, *leavers, return_exceptions=True)
-            self.site = self.guard._site()
+            self.site = self.guard._states.running()
         return outcomes
 
 

@@ -129,7 +129,7 @@ class GuardMachine(RuleBasedStateMachine):
         store = FaultStore(self.clock)
         self.guard = Guard(lambda: store, clock=self.clock)
         policy = Policy(ttl=TTL, l2_ttl=L2_TTL, jitter=0, on_abandon="cancel" if cancels else "finish")
-        self.operation = self.guard.add_operation("menus", policy, annotation=lambda: int)
+        self.operation = self.guard._add_operation("menus", policy, annotation=lambda: int)
         self.loop.run_until_complete(self.guard.__aenter__())
         self.model = Model(cancels=cancels)
         self.gates: list[asyncio.Future[int]] = []
@@ -168,7 +168,7 @@ class GuardMachine(RuleBasedStateMachine):
     @rule(op=OPS)
     def call(self, op: str) -> None:
         """Somebody calls."""
-        call = self._start(self.guard.call(self.operation, op, self._load, (), {}, None))
+        call = self._start(self.guard._path.get(self.operation, op, self._load))
         self._launched(self.model.call(call, op))
 
     @rule(op=OPS)
@@ -176,7 +176,7 @@ class GuardMachine(RuleBasedStateMachine):
         """A caller refreshes, unless another refresh is up, which would be waited for: that has tests of its own."""
         if any(flight.op == op and flight.is_refresh for flight in self.model.up):
             return
-        call = self._start(self.guard.refresh(self.operation, op, self._load))
+        call = self._start(self.guard._path.refresh(self.operation, op, self._load))
         self._launched(self.model.refresh(call, op))
 
     @rule(op=OPS)
@@ -254,7 +254,7 @@ class GuardMachine(RuleBasedStateMachine):
         flight = data.draw(st.sampled_from([one for one in self.model.current.values() if one.may_store]))
         answer = self._answer(flight)
         self._step(ticks)
-        call = self._start(self.guard.call(self.operation, flight.op, self._load, (), {}, None))
+        call = self._start(self.guard._path.get(self.operation, flight.op, self._load))
         flight.waiters.add(call)
         self.model.land(flight, answer)
         self._step()
@@ -282,7 +282,7 @@ class GuardMachine(RuleBasedStateMachine):
             answer, until = self.model.memory.get(op, (None, 0))
             assert self._peek(op) == (answer if self.model.now < until else None)
         assert len(self.model.up) == self.guard.stats().in_flight
-        (site,) = self.guard._sites._living()
+        (site,) = self.guard._states._living()
         assert set(self.model.current) == set(site.board.flights)
         assert len(self.model.up) == len(site.board._up)
 

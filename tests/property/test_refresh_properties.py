@@ -53,7 +53,9 @@ class Shop:
         self.stores = [LeasingDouble(self.server) for _ in range(2)]
         self.guards = [Guard(_giving(store), clock=clock, max_bytes=max_bytes) for store in self.stores]
         self._operations = [
-            guard.add_operation("menus", Policy.from_options({"load_timeout": None, **options}), annotation=lambda: int)
+            guard._add_operation(
+                "menus", Policy.from_options({"load_timeout": None, **options}), annotation=lambda: int
+            )
             for guard in self.guards
         ]
         self._gates: list[Gate] = []
@@ -80,7 +82,7 @@ class Shop:
     async def _refresh(self, at: int, row: int) -> None:
         is_confirmed = True
         try:
-            value = await self.guards[at].refresh(self._operations[at], OP, self._load)
+            value = await self.guards[at]._path.refresh(self._operations[at], OP, self._load)
         except LookupError:
             return
         except InvalidationPending as pending:
@@ -99,7 +101,7 @@ class Shop:
     async def _read(self, at: int) -> None:
         floor = self.floors[at]
         try:
-            value = await self.guards[at].call(self._operations[at], OP, self._load, (), {}, None)
+            value = await self.guards[at]._path.get(self._operations[at], OP, self._load)
         except LookupError:
             return
         if value < floor:

@@ -739,7 +739,7 @@ async def test_closed_guard_is_closed_whoever_holds_on_to_it(is_reopened: bool) 
         return menus[menu_id]
 
     async with guard:
-        left_behind = guard._sites.here()
+        left_behind = guard._states.here()
         answers = [await load(7) for _ in range(3)]
 
     menus[7] = "salad"

@@ -458,16 +458,16 @@ async def test_cancelled_refresh(pause: Pause) -> None:
     """A refresh goes on when the caller who asked for it has left."""
     clock = ManualClock()
     guard, load = Guard(clock=clock), Loader()
-    operation = guard.add_operation("menus", Policy(ttl=60))
+    operation = guard._add_operation("menus", Policy(ttl=60))
 
-    call = asyncio.create_task(guard.refresh(operation, OP, load))
+    call = asyncio.create_task(guard._path.refresh(operation, OP, load))
     await load.gate.arrivals(1)
     call.cancel()
     await asyncio.wait([call])
     load.gate.open()
     await pause()
 
-    assert "soup" == await guard.call(operation, OP, load, (), {}, None)
+    assert "soup" == await guard._path.get(operation, OP, load)
     assert 1 == guard.stats().loads
 
 
@@ -556,7 +556,7 @@ async def test_cancelled_entry_leaves_the_guard_closed() -> None:
     await asyncio.wait([entry])
 
     assert ["closed"] == closed
-    assert guard._sites.here() is None
+    assert guard._states.here() is None
 
 
 # Everybody at once

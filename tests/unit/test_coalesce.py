@@ -197,7 +197,7 @@ def test_signature() -> None:
     assert expected == str(inspect.signature(module_level)).replace("typing.", "")
 
 
-@pytest.mark.parametrize("name", ["class", "_sg_ask", "_sg_front", "a name", "\ufb01sh", "load"])
+@pytest.mark.parametrize("name", ["class", "_sg_lookup_or_launch", "_sg_answers", "a name", "\ufb01sh", "load"])
 async def test_any_name(name: str, guard: Guard) -> None:
     """A function may have any name: a keyword, one that its stand-in uses, or one that is no name at all."""
 
@@ -219,9 +219,9 @@ async def test_any_name(name: str, guard: Guard) -> None:
 def test_parameter_that_its_stand_in_needs() -> None:
     """A parameter with a name that could be one of the stand-in's own is refused at once."""
 
-    async def load(_sg_front: int) -> int: ...
+    async def load(_sg_answers: int) -> int: ...
 
-    with pytest.raises(NotCoalescable, match=r"call the parameter '_sg_front' something that is not _sg_…"):
+    with pytest.raises(NotCoalescable, match=r"call the parameter '_sg_answers' something that is not _sg_…"):
         coalesce(load)
 
 

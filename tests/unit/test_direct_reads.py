@@ -118,7 +118,7 @@ class Process:
     @property
     def site(self) -> LoopState:
         """What the guard has in this loop."""
-        return self.guard._site()
+        return self.guard._states.running()
 
     @property
     def tier(self) -> Tier:
@@ -620,7 +620,7 @@ async def test_everybody_leaves_while_it_looks(is_there: bool, process: Process)
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
         await call
-    early = flight.landed, flight.is_over, process.stats.in_flight, process.guard._site().board.current(OP)
+    early = flight.landed, flight.is_over, process.stats.in_flight, process.guard._states.running().board.current(OP)
     gate.open()
     await eventually(process.is_at_rest)
 
@@ -761,8 +761,8 @@ async def test_request_that_is_cancelled_over_a_plain_store() -> None:
         call = asyncio.create_task(guard.fetch(OP, never, on_abandon="cancel", **BOTH))
         await gate.arrivals(1)
         call.cancel()
-        await eventually(lambda: not guard._site().board._up)
-        tier = guard._site().tier
+        await eventually(lambda: not guard._states.running().board._up)
+        tier = guard._states.running().tier
 
         assert tier is not None
         assert set() == tier.upkeep

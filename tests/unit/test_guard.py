@@ -81,7 +81,7 @@ async def guard(clock: ManualClock, store: FaultStore) -> AsyncIterator[Guard]:
 
 def plain(guard: Guard, **options: Unpack[Options]) -> Operation:
     """Return an operation of *guard*."""
-    return guard.add_operation("menus", Policy.from_options(options), annotation=lambda: str)
+    return guard._add_operation("menus", Policy.from_options(options), annotation=lambda: str)
 
 
 # The data path
@@ -276,7 +276,7 @@ async def test_lives_vary_by_the_jitter(guard: Guard, load: Loader, store: Fault
     for number in range(200):
         await guard.fetch(f"menu-{number}", load, ttl=100, l2_ttl=1000, returns=str)
     lives = {until - clock() for _, until in store.contents.values()}
-    memory = guard._site().memory
+    memory = guard._states.running().memory
     shorter = {entry.fresh_until - clock() for op in memory._entries if (entry := memory.get(op))}
 
     assert len(lives) > 190
@@ -320,7 +320,7 @@ async def test_loader_may_invalidate_its_own_op(guard: Guard) -> None:
         return "soup"
 
     assert "soup" == await guard.fetch(OP, load_and_drop, **BOTH)
-    assert (1, 0) == (guard.stats().overtaken, len(guard._site().memory))
+    assert (1, 0) == (guard.stats().overtaken, len(guard._states.running().memory))
 
 
 # Contexts
@@ -513,7 +513,7 @@ async def test_forgetting_in_this_process_alone(guard: Guard, load: Loader, stor
     store.error = OSError("down")
     await guard.fetch(OP, load, ttl=60)
 
-    await guard.forget(OP)
+    guard._invalidator.forget(OP)
 
     assert "soup 2" == await guard.fetch(OP, load, ttl=60)
 
@@ -650,11 +650,11 @@ async def test_invalidation_gets_the_breaker_going(
 async def test_refresh_replaces_what_is_cached(guard: Guard, load: Loader, clock: ManualClock) -> None:
     """A refresh loads, whatever is cached, and fills both tiers."""
     operation = plain(guard, ttl=5, l2_ttl=10)
-    await guard.call(operation, OP, load, (), {}, None)
-    refreshed = await guard.refresh(operation, OP, load)
-    answers = [await guard.call(operation, OP, load, (), {}, None)]
+    await guard._path.get(operation, OP, load)
+    refreshed = await guard._path.refresh(operation, OP, load)
+    answers = [await guard._path.get(operation, OP, load)]
     clock.advance(6)
-    answers.append(await guard.call(operation, OP, load, (), {}, None))
+    answers.append(await guard._path.get(operation, OP, load))
 
     assert ("soup 2", ["soup 2", "soup 2"]) == (refreshed, answers)
 
@@ -663,10 +663,10 @@ async def test_refreshes_share_a_load(guard: Guard, load: Loader, pause: Pause) 
     """Refreshes that come before the load of the first has begun share it, as those do that queue for a slot."""
     operation = plain(guard, max_loads=1)
     load.gate = Gate()
-    other = asyncio.create_task(guard.refresh(operation, "menu-8", load))
+    other = asyncio.create_task(guard._path.refresh(operation, "menu-8", load))
     await load.gate.arrivals(1)
 
-    calls = [asyncio.create_task(guard.refresh(operation, OP, load)) for _ in range(3)]
+    calls = [asyncio.create_task(guard._path.refresh(operation, OP, load)) for _ in range(3)]
     await pause()
     load.gate.open()
 
@@ -678,14 +678,14 @@ async def test_refresh_overtakes_a_load(guard: Guard, load: Loader) -> None:
     """A load that was up before a refresh answers its own waiters, and is not stored, even if it lands last."""
     operation = plain(guard, ttl=60, l2_ttl=60)
     first = load.gate = Gate()
-    early = asyncio.create_task(guard.call(operation, OP, load, (), {}, None))
+    early = asyncio.create_task(guard._path.get(operation, OP, load))
     await first.arrivals(1)
     load.gate = None
-    refreshed = await guard.refresh(operation, OP, load)
+    refreshed = await guard._path.refresh(operation, OP, load)
     first.open()
 
     assert ("soup 1", "soup 2") == (await early, refreshed)
-    assert "soup 2" == await guard.call(operation, OP, load, (), {}, None)
+    assert "soup 2" == await guard._path.get(operation, OP, load)
 
 
 async def test_refresh_overtakes_a_load_of_the_same_tick(guard: Guard, load: Loader) -> None:
@@ -697,40 +697,40 @@ async def test_refresh_overtakes_a_load_of_the_same_tick(guard: Guard, load: Loa
         await gates[number].passage()
         return f"soup {number}"
 
-    call = asyncio.create_task(guard.call(operation, OP, load_nth, (0,), {}, None))
-    refresh = asyncio.create_task(guard.refresh(operation, OP, partial(load_nth, 1)))
+    call = asyncio.create_task(guard._path.get(operation, OP, partial(load_nth, 0)))
+    refresh = asyncio.create_task(guard._path.refresh(operation, OP, partial(load_nth, 1)))
     for gate in reversed(gates):
         await gate.arrivals(1)
         gate.open()
         await (refresh if gate is gates[1] else call)
 
-    assert "soup 1" == await guard.call(operation, OP, load, (), {}, None)
+    assert "soup 1" == await guard._path.get(operation, OP, load)
 
 
 async def test_refresh_that_fails(guard: Guard, load: Loader) -> None:
     """When a refresh fails, its caller gets the error, and what was cached stays."""
     operation = plain(guard, ttl=60)
-    await guard.call(operation, OP, load, (), {}, None)
+    await guard._path.get(operation, OP, load)
 
     with pytest.raises(ZeroDivisionError):
-        await guard.refresh(operation, OP, lambda: 1 / 0)  # type: ignore[arg-type, return-value]
+        await guard._path.refresh(operation, OP, lambda: 1 / 0)  # type: ignore[arg-type, return-value]
 
-    assert "soup 1" == await guard.call(operation, OP, load, (), {}, None)
+    assert "soup 1" == await guard._path.get(operation, OP, load)
 
 
 async def test_invalidation_overtakes_a_refresh(guard: Guard, load: Loader) -> None:
     """A refresh that began before an invalidation answers its callers, and is not stored; another one loads anew."""
     operation = plain(guard, ttl=60, l2_ttl=60)
     load.gate = Gate()
-    early = asyncio.create_task(guard.refresh(operation, OP, load))
+    early = asyncio.create_task(guard._path.refresh(operation, OP, load))
     await load.gate.arrivals(1)
     await guard.invalidate(OP)
-    late = asyncio.create_task(guard.refresh(operation, OP, load))
+    late = asyncio.create_task(guard._path.refresh(operation, OP, load))
     await load.gate.arrivals(2)
     load.gate.open()
 
     assert ["soup 1", "soup 2"] == [await early, await late]
-    assert "soup 1" != await guard.call(operation, OP, load, (), {}, None)
+    assert "soup 1" != await guard._path.get(operation, OP, load)
 
 
 async def test_caller_joins_a_refresh(guard: Guard, load: Loader) -> None:
@@ -738,9 +738,9 @@ async def test_caller_joins_a_refresh(guard: Guard, load: Loader) -> None:
     operation = plain(guard)
     load.gate = Gate()
 
-    refresh = asyncio.create_task(guard.refresh(operation, OP, load))
+    refresh = asyncio.create_task(guard._path.refresh(operation, OP, load))
     await load.gate.arrivals(1)
-    call = asyncio.create_task(guard.call(operation, OP, load, (), {}, None))
+    call = asyncio.create_task(guard._path.get(operation, OP, load))
     await asyncio.sleep(0)
     load.gate.open()
 
@@ -752,10 +752,10 @@ async def test_loader_that_refreshes_itself(guard: Guard) -> None:
     operation = plain(guard)
 
     async def ask() -> Any:
-        return await guard.refresh(operation, OP, ask)
+        return await guard._path.refresh(operation, OP, ask)
 
     with pytest.raises(RecursiveLoad):
-        await guard.refresh(operation, OP, ask)
+        await guard._path.refresh(operation, OP, ask)
     assert 1 == guard.stats().loads
 
 
@@ -856,7 +856,7 @@ async def test_peek_tells_and_changes_nothing(guard: Guard, load: Loader, clock:
     """`peek` returns the fresh entry of this loop's memory, or `None`, and counts as no call."""
     operation = plain(guard, ttl=5, jitter=0)
     before = guard.peek(OP)
-    await guard.call(operation, OP, load, (), {}, None)
+    await guard._path.get(operation, OP, load)
     entry = guard.peek(OP)
     clock.advance(5)
 
@@ -869,7 +869,7 @@ async def test_peek_tells_and_changes_nothing(guard: Guard, load: Loader, clock:
 async def test_peek_decodes_isolated_answers(guard: Guard, load: Loader) -> None:
     """Of isolated answers `peek` returns a copy too."""
     operation = plain(guard, ttl=5, isolate=True)
-    await guard.call(operation, OP, load, (), {}, None)
+    await guard._path.get(operation, OP, load)
 
     assert "soup 1" == guard.peek(OP).value  # type: ignore[union-attr]
 
@@ -918,12 +918,12 @@ async def test_disabled_refreshes_each_load(guard: Guard, load: Loader) -> None:
     guard.enabled = False
     load.gate = Gate()
 
-    calls = [asyncio.create_task(guard.refresh(operation, OP, load)) for _ in range(2)]
+    calls = [asyncio.create_task(guard._path.refresh(operation, OP, load)) for _ in range(2)]
     await load.gate.arrivals(2)
     load.gate.open()
 
     assert ["soup 1", "soup 2"] == await asyncio.gather(*calls)
-    assert "soup 1" != await guard.call(operation, OP, load, (), {}, None)
+    assert "soup 1" != await guard._path.get(operation, OP, load)
 
 
 async def test_rollout_is_a_stable_fraction() -> None:
@@ -932,7 +932,7 @@ async def test_rollout_is_a_stable_fraction() -> None:
 
     def shared(rollout: float) -> set[str]:
         guard = Guard(rollout=rollout)
-        return {op for op in ops if guard._shares(op)}
+        return {op for op in ops if guard._path._shares(op)}
 
     assert 900 < len(shared(0.25)) < 1_100
     assert shared(0.25) == shared(0.25) < shared(0.5) < shared(1) == set(ops)
@@ -951,7 +951,7 @@ async def test_rollout_decides_by_op(load: Loader) -> None:
     load.gate.open()
     await asyncio.gather(*calls)
 
-    shared = sum(map(guard._shares, ops))
+    shared = sum(map(guard._path._shares, ops))
     assert 0 < shared < 20
     assert (shared, 40 - shared) == (guard.stats().joins, guard.stats().loads)
 
@@ -1021,7 +1021,7 @@ async def test_memory_is_bounded(load: Loader) -> None:
     for number in range(5):
         await guard.fetch(f"menu-{number}", load, ttl=60)
 
-    assert 2 == len(guard._site().memory)
+    assert 2 == len(guard._states.running().memory)
 
 
 # Lifecycle
@@ -1032,7 +1032,7 @@ async def test_closed_guard(store: FaultStore, clock: ManualClock, load: Loader)
     guard = Guard(lambda: store, clock=clock)
 
     for _ in range(2):
-        for use in (guard.fetch(OP, load), guard.invalidate(OP), guard.refresh(plain(guard), OP, load)):
+        for use in (guard.fetch(OP, load), guard.invalidate(OP), guard._path.refresh(plain(guard), OP, load)):
             with pytest.raises(GuardClosed, match="async with guard:"):
                 await use
         with pytest.raises(GuardClosed):
@@ -1095,7 +1095,7 @@ async def test_entering_finds_mistakes(store: FaultStore, clock: ManualClock) ->
     with pytest.raises(ConfigurationError, match="Missing"):
         await guard.__aenter__()
     assert load_menu.key() == "menu"
-    assert guard._sites.here() is None
+    assert guard._states.here() is None
 
 
 async def test_dead_store_is_no_reason_not_to_start(guard: Guard, load: Loader, clock: ManualClock) -> None:
@@ -1266,7 +1266,7 @@ def test_refresh_reaches_the_other_loops(make_loop: MakeLoop, load: Loader) -> N
     operation = plain(guard, ttl=60)
 
     there.run_until_complete(guard.fetch(OP, load, ttl=60))
-    here.run_until_complete(guard.refresh(operation, OP, load))
+    here.run_until_complete(guard._path.refresh(operation, OP, load))
     answers = [there.run_until_complete(_after_an_iteration(guard, load))]
     answers.append(here.run_until_complete(guard.fetch(OP, load, ttl=60)))
 

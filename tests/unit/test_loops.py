@@ -35,6 +35,11 @@ def site_of(loop: asyncio.AbstractEventLoop, tier: Tier | None = None) -> LoopSt
     return LoopState(loop, Memory(10, ManualClock()), tier, Epochs(), Limiters())
 
 
+def new_states() -> LoopStates:
+    """Return the states of a guard without a store."""
+    return LoopStates(lambda: site_of(asyncio.get_running_loop()), needs_entering=False)
+
+
 def opened(sites: LoopStates, loop: asyncio.AbstractEventLoop) -> LoopState:
     """Return a site that *loop* has in *sites*."""
     site = site_of(loop)
@@ -53,7 +58,7 @@ def run(loop: asyncio.AbstractEventLoop, function: Callable[[], Any]) -> Any:
 
 def test_each_loop_finds_its_own_site(make_loop: MakeLoop) -> None:
     """A loop finds what was added in it, however often loops take turns."""
-    sites, loops = LoopStates(), [make_loop() for _ in range(3)]
+    sites, loops = new_states(), [make_loop() for _ in range(3)]
     own = [opened(sites, loop) for loop in loops[:2]]
 
     found = [run(loop, sites.here) for loop in loops * 2]
@@ -64,12 +69,12 @@ def test_each_loop_finds_its_own_site(make_loop: MakeLoop) -> None:
 def test_outside_of_a_loop() -> None:
     """Without a running loop there is no site to ask for."""
     with pytest.raises(RuntimeError, match="no running event loop"):
-        LoopStates().here()
+        new_states().here()
 
 
 def test_removed_site_is_not_found(make_loop: MakeLoop) -> None:
     """A site that was removed is gone; a second time there is nothing to remove."""
-    sites, loop = LoopStates(), make_loop()
+    sites, loop = new_states(), make_loop()
     site = opened(sites, loop)
 
     removed = [run(loop, lambda: sites.remove(site)) for _ in range(2)]
@@ -80,7 +85,7 @@ def test_removed_site_is_not_found(make_loop: MakeLoop) -> None:
 
 def test_newer_site_is_not_removed(make_loop: MakeLoop) -> None:
     """Who closes an old site late does not take the new one away."""
-    sites, loop = LoopStates(), make_loop()
+    sites, loop = new_states(), make_loop()
     old, new = opened(sites, loop), opened(sites, loop)
 
     assert not run(loop, lambda: sites.remove(old))
@@ -105,7 +110,7 @@ FORGET = Change("op", "a")
 
 def test_changes_reach_every_loop(make_loop: MakeLoop) -> None:
     """A change is made here at once, and elsewhere in the other loop's next iteration."""
-    sites, here, there = LoopStates(), make_loop(), make_loop()
+    sites, here, there = new_states(), make_loop(), make_loop()
     both = remembering(sites, here, there)
 
     run(here, lambda: sites.tell(FORGET))
@@ -117,7 +122,7 @@ def test_changes_reach_every_loop(make_loop: MakeLoop) -> None:
 
 def test_changes_from_outside_of_a_loop(make_loop: MakeLoop) -> None:
     """Where no loop is running every site is elsewhere."""
-    sites, loop = LoopStates(), make_loop()
+    sites, loop = new_states(), make_loop()
     own = remembering(sites, loop)
 
     sites.tell(FORGET)
@@ -129,7 +134,7 @@ def test_changes_from_outside_of_a_loop(make_loop: MakeLoop) -> None:
 
 def test_changes_from_a_loop_without_a_site(make_loop: MakeLoop) -> None:
     """A loop that does not use the guard can tell those that do."""
-    sites, here, there = LoopStates(), make_loop(), make_loop()
+    sites, here, there = new_states(), make_loop(), make_loop()
     own = remembering(sites, there)
 
     assert run(here, lambda: sites.tell(FORGET)) is None
@@ -140,7 +145,7 @@ def test_changes_from_a_loop_without_a_site(make_loop: MakeLoop) -> None:
 
 def test_closed_loops_are_passed_over(make_loop: MakeLoop) -> None:
     """A loop that was closed is told nothing."""
-    sites, loop = LoopStates(), make_loop()
+    sites, loop = new_states(), make_loop()
     own = remembering(sites, loop)
     loop.close()
 
@@ -151,7 +156,7 @@ def test_closed_loops_are_passed_over(make_loop: MakeLoop) -> None:
 
 def test_loop_that_closes_just_then(make_loop: MakeLoop, monkeypatch: pytest.MonkeyPatch) -> None:
     """A loop that is closed between the look and the word, by its own thread, is passed over too."""
-    sites, loop = LoopStates(), make_loop()
+    sites, loop = new_states(), make_loop()
     own = remembering(sites, loop)
     loop.close()
     monkeypatch.setattr(loop, "is_closed", lambda: False)
@@ -163,7 +168,7 @@ def test_loop_that_closes_just_then(make_loop: MakeLoop, monkeypatch: pytest.Mon
 
 def test_site_whose_loop_is_gone_is_passed_over() -> None:
     """A site that something keeps longer than its loop is told nothing."""
-    sites, loop = LoopStates(), asyncio.new_event_loop()
+    sites, loop = new_states(), asyncio.new_event_loop()
     own = remembering(sites, loop)
     loop.close()
     del loop
@@ -176,7 +181,7 @@ def test_site_whose_loop_is_gone_is_passed_over() -> None:
 
 def test_site_that_was_removed_meanwhile_is_not_changed(make_loop: MakeLoop) -> None:
     """A change that arrives when its site is gone is dropped, and not made to the site that came after."""
-    sites, loop = LoopStates(), make_loop()
+    sites, loop = new_states(), make_loop()
     own = remembering(sites, loop)
     loop.call_soon(sites.remove, own[0])
     sites.tell(FORGET)
@@ -188,7 +193,7 @@ def test_site_that_was_removed_meanwhile_is_not_changed(make_loop: MakeLoop) -> 
 
 def test_loop_that_rarely_runs_keeps_one_note(make_loop: MakeLoop) -> None:
     """However much is invalidated elsewhere, a loop that does not run has one handle for it, and equal changes once."""
-    sites, loop = LoopStates(), make_loop()
+    sites, loop = new_states(), make_loop()
     loop.set_debug(True)
     (site,) = remembering(sites, loop)
     before = len(loop._ready)  # type: ignore[attr-defined]
@@ -211,7 +216,7 @@ def test_loop_with_too_many_changes_forgets_everything(
 ) -> None:
     """What a loop has not heard of is bounded; beyond that it forgets all, in its store too if that was to be told."""
     monkeypatch.setattr(site_module, "_NEWS", 3)
-    sites, loop = LoopStates(), make_loop()
+    sites, loop = new_states(), make_loop()
     (site,) = remembering(sites, loop)
     changes = [Change("op", f"menu-{number}", is_stored=is_stored and number == 1) for number in range(5)]
 
@@ -226,7 +231,7 @@ def test_loop_with_too_many_changes_forgets_everything(
 
 def test_word_that_a_signal_handler_cuts_off(make_loop: MakeLoop, monkeypatch: pytest.MonkeyPatch) -> None:
     """A change whose word to the loop was cut off by an exception is made with the next one."""
-    sites, loop = LoopStates(), make_loop()
+    sites, loop = new_states(), make_loop()
     own = remembering(sites, loop)
 
     def interrupted(*_: object, **__: object) -> None:
@@ -244,7 +249,7 @@ def test_word_that_a_signal_handler_cuts_off(make_loop: MakeLoop, monkeypatch: p
 
 def test_site_does_not_keep_its_loop(make_loop: MakeLoop) -> None:
     """When a loop is forgotten, sites do not hold it."""
-    sites, loop = LoopStates(), asyncio.new_event_loop()
+    sites, loop = new_states(), asyncio.new_event_loop()
     opened(sites, loop)
     loop.close()
     forgotten = ref(loop)
@@ -255,9 +260,9 @@ def test_site_does_not_keep_its_loop(make_loop: MakeLoop) -> None:
     assert {} == sites._open
 
 
-def test_sites_of_a_guard_that_is_gone(make_loop: MakeLoop) -> None:
+def test_states_of_a_guard_that_is_gone(make_loop: MakeLoop) -> None:
     """A loop keeps nothing of a guard that is gone."""
-    sites, loop = LoopStates(), make_loop()
+    sites, loop = new_states(), make_loop()
     forgotten = ref(opened(sites, loop))
 
     del sites
@@ -300,7 +305,7 @@ def test_loop_closed_with_a_load_up_is_let_go(*, is_joined: bool) -> None:
 
 def test_child_of_a_fork_leaves_the_parents_loops(make_loop: MakeLoop) -> None:
     """Where this process was forked, sites of before are told nothing, and leave their fronts to others."""
-    sites, loop = LoopStates(), make_loop()
+    sites, loop = new_states(), make_loop()
     own = remembering(sites, loop)
 
     site_module._disown_all()

@@ -598,7 +598,7 @@ async def test_what_is_found_as_it_is_launched_is_not_expected(menus: Menus, sto
         load = loader_of(menus, guard, l2_ttl=60)
         await load([1, 2])
         for menu_id in (1, 2):
-            await guard.forget(load.key(menu_id))
+            guard._invalidator.forget(load.key(menu_id))
         loop = asyncio.get_running_loop()
         factory = loop.get_task_factory()
         loop.set_task_factory(at_once)
@@ -822,7 +822,7 @@ async def test_a_batch_waits_for_the_store(menus: Menus, is_found: bool, pause: 
         load = loader_of(menus, guard, l2_ttl=300)
         if is_found:
             await load([3])
-            await guard.forget(load.key(3))
+            guard._invalidator.forget(load.key(3))
             menus.asked.clear()
         slow = store.held["menu-3"] = Gate()
         call = asyncio.create_task(load([1, 2, 3]))

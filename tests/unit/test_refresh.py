@@ -24,7 +24,7 @@ KEY = "sg1:{default:menu-7}"
 
 def plain(guard: Guard, **options: Unpack[Options]) -> Operation:
     """Return an operation of *guard*."""
-    return guard.add_operation("menus", Policy.from_options(options), annotation=lambda: str)
+    return guard._add_operation("menus", Policy.from_options(options), annotation=lambda: str)
 
 
 @pytest.fixture
@@ -82,18 +82,18 @@ class Database:
 async def test_refresh_shares_no_load_that_has_begun(options: dict[str, Any], guard: Guard, pause: Pause) -> None:
     """Who refreshes after a write gets what was read after that; those who wait meanwhile share the next load."""
     operation, database = plain(guard, ttl=60, **options), Database()
-    await_row = partial(guard.refresh, operation, OP, database.read)
+    await_row = partial(guard._path.refresh, operation, OP, database.read)
     first = asyncio.create_task(await_row())
     await database.gates[0].arrivals(1)
     database.row = "salad"
     later = [asyncio.create_task(await_row()) for _ in range(3)]
-    caller = asyncio.create_task(guard.call(operation, OP, database.read, (), {}, None))
+    caller = asyncio.create_task(guard._path.get(operation, OP, database.read))
     await pause()
     database.open()
 
     assert ("soup", ["salad"] * 3, "salad") == (await first, await asyncio.gather(*later), await caller)
     assert (["soup", "salad"], 1) == (database.reads, database.most)
-    assert "salad" == await guard.call(operation, OP, database.read, (), {}, None)
+    assert "salad" == await guard._path.get(operation, OP, database.read)
     assert (2, 3, 0) == ((stats := guard.stats()).executions, stats.joins, stats.in_flight)
 
 
@@ -104,12 +104,12 @@ async def test_refresh_that_lands_before_the_next_is_no_step_back(
     """Who has refreshed is not answered with what was there before, though another refresh waits, and then fails."""
     operation, database = plain(guard, ttl=60, **options), Database()
     database.gates[0].open()
-    ask = partial(guard.call, operation, OP, database.read, (), {}, None)
+    ask = partial(guard._path.get, operation, OP, database.read)
     await ask()
     database.row = "salad"
-    first = asyncio.create_task(guard.refresh(operation, OP, database.read))
+    first = asyncio.create_task(guard._path.refresh(operation, OP, database.read))
     await database.gates[1].arrivals(1)
-    second = asyncio.create_task(guard.refresh(operation, OP, lambda: 1 / 0))  # type: ignore[arg-type, return-value]
+    second = asyncio.create_task(guard._path.refresh(operation, OP, lambda: 1 / 0))  # type: ignore[arg-type, return-value]
     await pause()
     database.open()
     refreshed = await first
@@ -123,9 +123,9 @@ async def test_refresh_that_lands_before_the_next_is_no_step_back(
 async def test_next_refresh_keeps_nobody(on_abandon: Any, guard: Guard, pause: Pause) -> None:
     """A refresh that waits for its turn is no waiter of the one before: that is abandoned, or goes on, as ever."""
     operation, database = plain(guard, ttl=60, on_abandon=on_abandon), Database()
-    first = asyncio.create_task(guard.refresh(operation, OP, database.read))
+    first = asyncio.create_task(guard._path.refresh(operation, OP, database.read))
     await database.gates[0].arrivals(1)
-    second = asyncio.create_task(guard.refresh(operation, OP, database.read))
+    second = asyncio.create_task(guard._path.refresh(operation, OP, database.read))
     await pause()
     first.cancel()
     await pause()
@@ -140,7 +140,7 @@ async def test_next_refresh_that_is_left(guard: Guard, pause: Pause) -> None:
     operation, database = plain(guard, ttl=60, on_abandon="cancel"), Database()
     calls = []
     for _ in range(2):
-        calls.append(asyncio.create_task(guard.refresh(operation, OP, database.read)))
+        calls.append(asyncio.create_task(guard._path.refresh(operation, OP, database.read)))
         await database.gates[0].arrivals(1)
         await pause()
     calls[1].cancel()
@@ -155,15 +155,15 @@ async def test_next_refresh_that_is_left(guard: Guard, pause: Pause) -> None:
 async def test_refreshes_that_are_left_multiply_no_loads(guard: Guard, pause: Pause) -> None:
     """However many leave before their turn, the next waits for the one that loads, and is not beside it."""
     operation, database = plain(guard, ttl=60, on_abandon="cancel"), Database()
-    first = asyncio.create_task(guard.refresh(operation, OP, database.read))
+    first = asyncio.create_task(guard._path.refresh(operation, OP, database.read))
     await database.gates[0].arrivals(1)
     for _ in range(3):
-        left = asyncio.create_task(guard.refresh(operation, OP, database.read))
+        left = asyncio.create_task(guard._path.refresh(operation, OP, database.read))
         await pause()
         left.cancel()
         await pause()
     database.row = "salad"
-    last = asyncio.create_task(guard.refresh(operation, OP, database.read))
+    last = asyncio.create_task(guard._path.refresh(operation, OP, database.read))
     await pause()
     database.open()
 
@@ -176,15 +176,15 @@ async def test_next_refresh_and_an_invalidation(guard: Guard, pause: Pause) -> N
     operation, database = plain(guard, ttl=60, l2_ttl=60), Database()
     calls = []
     for _ in range(2):
-        calls.append(asyncio.create_task(guard.refresh(operation, OP, database.read)))
+        calls.append(asyncio.create_task(guard._path.refresh(operation, OP, database.read)))
         await database.gates[0].arrivals(1)
         await pause()
-    await guard.invalidate_op(OP)
+    await guard._invalidator.invalidate(OP)
     database.row = "salad"
     database.open()
 
     assert ["soup", "salad"] == await asyncio.gather(*calls)
-    assert "salad" == await guard.call(operation, OP, database.read, (), {}, None)
+    assert "salad" == await guard._path.get(operation, OP, database.read)
 
 
 async def test_shut_down_ends_the_refresh_that_waits(clock: ManualClock, pause: Pause) -> None:
@@ -194,7 +194,7 @@ async def test_shut_down_ends_the_refresh_that_waits(clock: ManualClock, pause: 
         operation = plain(guard)
         async with guard:
             for _ in range(2):
-                calls.append(asyncio.create_task(guard.refresh(operation, OP, database.read)))
+                calls.append(asyncio.create_task(guard._path.refresh(operation, OP, database.read)))
                 await database.gates[0].arrivals(1)
                 await pause()
             if drain_timeout:
@@ -211,14 +211,14 @@ async def test_circle_through_the_turns_of_refreshes(guard: Guard) -> None:
 
     async def load_menu() -> Any:
         await gate.passage()
-        return await guard.call(operation, "dish", load_dish, (), {}, None)
+        return await guard._path.get(operation, "dish", load_dish)
 
     async def load_dish() -> Any:
-        return await guard.refresh(operation, OP, load_menu)
+        return await guard._path.refresh(operation, OP, load_menu)
 
-    first = asyncio.create_task(guard.refresh(operation, OP, load_menu))
+    first = asyncio.create_task(guard._path.refresh(operation, OP, load_menu))
     await gate.arrivals(1)
-    dish = asyncio.create_task(guard.call(operation, "dish", load_dish, (), {}, None))
+    dish = asyncio.create_task(guard._path.get(operation, "dish", load_dish))
     await eventually(lambda: guard.stats().in_flight == 3)
     gate.open()
 
@@ -243,12 +243,12 @@ class Process:
 
     async def ask(self, **options: Any) -> str:
         """Call."""
-        return await self.guard.call(self.operation(**options), OP, self.database.read, (), {}, None)
+        return await self.guard._path.get(self.operation(**options), OP, self.database.read)
 
     def refresh(self, row: str = "new", **options: Any) -> "asyncio.Task[str]":
         """Write, and begin a refresh."""
         self.database.row = row
-        return asyncio.create_task(self.guard.refresh(self.operation(**options), OP, self.database.read))
+        return asyncio.create_task(self.guard._path.refresh(self.operation(**options), OP, self.database.read))
 
     def remembered(self) -> str | None:
         """Return what is in memory."""
@@ -291,7 +291,7 @@ async def _lost(here: Process, there: Process, server: Server) -> None:
 async def _failing_refresh(here: Process, there: Process, server: Server) -> None:
     operation = there.operation()
     with pytest.raises(ZeroDivisionError):
-        await there.guard.refresh(operation, OP, lambda: 1 / 0)  # type: ignore[arg-type, return-value]
+        await there.guard._path.refresh(operation, OP, lambda: 1 / 0)  # type: ignore[arg-type, return-value]
     await eventually(lambda: not server.leases)
 
 
@@ -350,10 +350,10 @@ async def test_refresh_without_an_answer(
         await refresh
     assert ("new", True) == (pending.value.value, KEY in server.values)
     here.database.row = "newer"
-    here.guard._site().memory.clear()
+    here.guard._states.running().memory.clear()
     assert "newer" == await here.ask(ttl=None)
     here.store.error = None
-    tier = here.guard._site().tier
+    tier = here.guard._states.running().tier
     assert tier is not None
     await tier.repeat_invalidations()
     await nothing_old_is_left(fleet, server)
@@ -365,7 +365,7 @@ async def test_refresh_is_followed_by_nothing_older_after_the_bus_was_lost(fleet
     here.database.gates[0] = Gate()
     refresh = here.refresh()
     await here.database.gates[0].arrivals(1)
-    here.guard._site().on_cleared()
+    here.guard._states.running().on_cleared()
     late, acquire = Gate(), here.store.acquire
 
     async def answer_late(*args: Any) -> AcquireResult:
@@ -392,7 +392,7 @@ async def test_confirmed_refresh_is_said_again_after_a_failover(fleet: tuple[Pro
     assert "new" == await here.refresh()
     server.values[KEY] = old  # on the server that takes over
     here.store.generation += 1
-    here.guard._site().memory.clear()
+    here.guard._states.running().memory.clear()
 
     here.database.row = "newest"
     assert "newest" == await here.ask()
@@ -405,7 +405,7 @@ async def test_callers_who_only_ask_get_the_answer(fleet: tuple[Process, Process
     here.database.gates[0] = Gate()
     refresh = here.refresh()
     await here.database.gates[0].arrivals(1)
-    here.guard._site().memory.clear()
+    here.guard._states.running().memory.clear()
     call = asyncio.create_task(here.ask())
     await eventually(lambda: here.guard.stats().joins == 1)
     here.store.error = TimeoutError()

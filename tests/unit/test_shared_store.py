@@ -266,7 +266,7 @@ async def test_load_that_takes_too_long_elsewhere(fleet: tuple[Process, Process]
     second = await there.ask(Loader("salad"), load_timeout=0.001)
     load.gate.open()
 
-    assert ("soup 1", "salad 1", {}) == (await first, second, there.guard._site().backplane._wake_ups)  # type: ignore[union-attr]
+    assert ("soup 1", "salad 1", {}) == (await first, second, there.guard._states.running().backplane._wake_ups)  # type: ignore[union-attr]
     assert b"soup 1" == server.values[KEY][0][-6:]
 
 
@@ -342,7 +342,7 @@ async def test_lease_is_renewed(fleet: tuple[Process, Process], load: Loader, cl
     await load.gate.arrivals(1)
     for number in range(1, 4):
         clock.advance(0.5)
-        upkeep = here.guard._site().tier.leases  # type: ignore[union-attr]
+        upkeep = here.guard._states.running().tier.leases  # type: ignore[union-attr]
         upkeep._look(upkeep._timer_at)
         await eventually(lambda number=number: here.store.asked.count("renew") == number)
     load.gate.open()
@@ -489,7 +489,7 @@ async def test_unconfirmed_invalidation_is_repeated(
         await here.guard.invalidate(OP)
     still = there.peek()
     here.store.error = None
-    await here.guard._site().tier.repeat_invalidations()  # type: ignore[union-attr]
+    await here.guard._states.running().tier.repeat_invalidations()  # type: ignore[union-attr]
     await eventually(lambda: there.peek() is None)
 
     assert ("soup 1", {}) == (still, server.values)
@@ -688,7 +688,7 @@ async def test_what_a_plain_store_cannot_do_is_found_at_entering(options: Any, w
         ConfigurationError, match=rf"^menu: {what} need a Redis store; this guard's FaultStore has none"
     ):
         await guard.__aenter__()
-    assert guard._sites.here() is None
+    assert guard._states.here() is None
     assert "menu" == load_menu.key()
 
 
@@ -902,7 +902,7 @@ async def test_cancelled_at_the_door(server: Server, monkeypatch: pytest.MonkeyP
     await asyncio.wait([entering])
 
     assert (True, True) == (entering.cancelled(), process.store.is_closed)
-    assert process.guard._sites.here() is None
+    assert process.guard._states.here() is None
 
 
 async def test_leaving(server: Server) -> None:

@@ -82,7 +82,7 @@ class BatchWindow:
             elif not self._is_closing:  # the store had them all
                 self._gathering.close(self._group)
 
-    def board(self, args: Args) -> Batch:
+    def join(self, args: Args) -> Batch:
         """Return the batch that the flight of *args* is in from now on."""
         if not self._is_closing:
             self._is_closing = True
@@ -127,7 +127,7 @@ class BatchedLoad:
         self._has_come = True
         if self._cohort is None:  # not expected: it was there before, or is late
             return await self._gathering.load(*self._args)
-        batch = self._cohort.board(self._args)
+        batch = self._cohort.join(self._args)
         self._settle()
         return await batch.value_of(self._args[-1])
 
@@ -169,7 +169,7 @@ class BatchLoader:
 
     async def load(self, *args: Any) -> Any:
         """Load one id, with whatever else is there to be loaded."""
-        return await self.cohort_of(args).board(args).value_of(args[-1])
+        return await self.cohort_of(args).join(args).value_of(args[-1])
 
     def cohort_of(self, args: Args) -> BatchWindow:
         """Return the open cohort of those that can be loaded together with *args*.
@@ -188,7 +188,7 @@ class BatchLoader:
         batch = Batch()
         load = partial(self._load_all, args[:-1], batch.ids)
         op = f"{self._key(*args)} (batch)"
-        batch.flight = self._guard.launch_batch(self._operation, op, batch.is_ready, load)
+        batch.flight = self._guard._path.launch_batch(self._operation, op, batch.is_ready, load)
         return batch
 
     async def load_alone(self, *args: Any) -> Any:

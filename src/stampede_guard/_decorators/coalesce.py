@@ -30,6 +30,7 @@ from .._memory.entry import Entry
 from .._operations.operation import NO_ANNOTATION, Operation, for_caller
 from .._operations.options import Options, shown
 from .._operations.policy import Policy
+from .._speed.call import call_lines
 from .._speed.front import MISS, ArgumentCache, FunctionProxy, HitCounter
 from ..errors import ConfigurationError, InvalidKey, NotCoalescable
 
@@ -107,8 +108,7 @@ class Coalesced(FunctionProxy, Generic[P, T]):
         self._build_key = spec.build
         self._alone = function if many is None else many.load_alone
         self._build_tags = compile_tags(function, tags)
-        self._is_local = spec.is_local
-        self._operation = guard.add_operation(
+        self._operation = guard._add_operation(
             name,
             policy,
             codec=codec,
@@ -118,7 +118,7 @@ class Coalesced(FunctionProxy, Generic[P, T]):
         )
         self._call = _compile_call(function, spec, guard, self._operation, self._build_tags)
         self._operation.is_local = spec.is_local
-        guard.register(self, spec, self._operation)
+        guard._register(self, spec, self._operation)
 
     if TYPE_CHECKING:
         # It is a `FunctionProxy` of a function that is made for it: see `_compile_call`.
@@ -148,6 +148,10 @@ class Coalesced(FunctionProxy, Generic[P, T]):
     def __wrapped__(self, function: Callable[P, Coroutine[Any, Any, T]]) -> None:
         self._function = function
 
+    def _parts(self) -> tuple[Operation, Callable[..., str]]:
+        """Return the operation, and what builds its ops, for what is built on this."""
+        return self._operation, self._mine(getattr(self._build_key, "unchecked", self._build_key))
+
     def _mine(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return *function* bound to what this is bound to."""
         return function if self._receiver is None else MethodType(function, self._receiver)
@@ -170,12 +174,7 @@ class Coalesced(FunctionProxy, Generic[P, T]):
         Raises:
             InvalidationPending: the store has not confirmed (see `Guard.invalidate`).
         """
-        op = self.key(*args, **kwargs)
-        is_stored = self._operation.policy.l2_ttl is not None
-        if self._is_local or not (is_stored or self.guard.has_bus):
-            await self.guard.forget(op)
-        else:
-            await self.guard.invalidate_op(op)
+        await self.guard._invalidator.invalidate_of(self._operation, [self.key(*args, **kwargs)])
 
     async def refresh(self, *args: P.args, **kwargs: P.kwargs) -> T:
         """Load now, replace what is cached, and return it; when the load fails, what was cached stays.
@@ -187,13 +186,13 @@ class Coalesced(FunctionProxy, Generic[P, T]):
                 gone (see `Guard.invalidate`); the error has the new `value`.
             Exception: as for a call.
         """
+        op, tags = self.key(*args, **kwargs), self.tags(*args, **kwargs)
         load = partial(self.__wrapped__, *args, **kwargs)
-        op = self.key(*args, **kwargs)
-        return await self.guard.refresh(self._operation, op, load, self.tags(*args, **kwargs))
+        return await self.guard._path.refresh(self._operation, op, load, lambda: tags)
 
     def peek(self, *args: P.args, **kwargs: P.kwargs) -> Entry[T] | None:
         """Return this process's fresh entry, or `None`; loads nothing and waits for nothing."""
-        return self.guard.peek_op(self.key(*args, **kwargs), self._operation)
+        return self.guard._path.peek(self.key(*args, **kwargs), self._operation)
 
     async def bypass(self, *args: P.args, **kwargs: P.kwargs) -> T:
         """Run the function for this caller alone: nothing is read, shared or stored."""
@@ -237,7 +236,7 @@ class Coalesced(FunctionProxy, Generic[P, T]):
             return self
         unbound = type(self).__new__(type(self))
         unbound.__dict__ = self.__dict__
-        unbound._call = getattr(self._call, "__func__", self._call)  # noqa: SLF001  # it is one of these
+        unbound._call = getattr(self._call, "__func__", self._call)
         return unbound.bound_to(deepcopy(self._receiver, memo))
 
     def __repr__(self) -> str:
@@ -251,57 +250,33 @@ def _compile_call(
     operation: Operation,
     build_tags: BuildTags | None,
 ) -> Callable[..., Coroutine[Any, Any, Any]]:
-    """Return the coroutine function that stands in for *function*: the fronts where they can help, then the guard.
-
-    For `async def load_menu(menu_id, lang="en")` it reads:
-
-        async def load_menu(menu_id, lang=_sg_default_lang):
-            _sg_answer = _sg_front(menu_id, lang)
-            if _sg_answer is not _sg_miss:
-                return _sg_answer
-            _sg_answer = _sg_board(menu_id, lang)
-            if _sg_answer is _sg_miss or (_sg_answer := _sg_answer()) is None:
-                _sg_answer = _sg_ask(_sg_build(menu_id, lang), (menu_id, lang), {}, (menu_id, lang))
-            else:
-                _sg_counters.joins += 1
-            if _sg_answer.__class__ is _sg_flight:
-                _sg_answer = await _sg_answer.wait(_sg_timeout)
-            return _sg_hand_out(_sg_answer)
-    """
+    """Return the coroutine function that stands in for *function*; `_speed/call.py` shows what it reads."""
+    policy = operation.policy
+    answers = flights = None
+    if spec.arguments is not None:
+        if policy.ttl is not None and not policy.isolate:
+            answers = ArgumentCache(operation.counters, _ROOM)
+        flights = ArgumentCache(HitCounter(), _ROOM)
     parameters = parameters_of(function)
-    args, kwargs = as_tuple_and_dict(parameters)
-    body: list[str] = []
-    front = flights_by_arguments = None
-    begun = f"_sg_answer = _sg_ask(_sg_build({forwarding(parameters)}), {args}, {kwargs}"
-    if spec.arguments is None:
-        body.append(f"{begun}, ())")
-    else:
-        plain = ", ".join(spec.arguments)
-        if operation.policy.ttl is not None and not operation.policy.isolate:
-            front = ArgumentCache(operation.counters, _ROOM)
-            body += [f"_sg_answer = _sg_front({plain})", "if _sg_answer is not _sg_miss:", "    return _sg_answer"]
-        flights_by_arguments = ArgumentCache(HitCounter(), _ROOM)
-        shown = tuple_of(spec.arguments)
-        body += [f"_sg_answer = _sg_board({plain})"]
-        body += ["if _sg_answer is _sg_miss or (_sg_answer := _sg_answer()) is None:", f"    {begun}, {shown})"]
-        body += ["else:", "    _sg_counters.joins += 1"]
-    body += [
-        "if _sg_answer.__class__ is _sg_flight:",
-        "    _sg_answer = await _sg_answer.wait(_sg_timeout)",
-        "return _sg_hand_out(_sg_answer)",
-    ]
+    lines = call_lines(
+        forwarding(parameters),
+        *as_tuple_and_dict(parameters),
+        tuple_of(spec.arguments or ()),
+        spec.arguments,
+        has_answers=answers is not None,
+    )
     names = {
-        "_sg_ask": guard.asker(operation, function, build_tags, front, flights_by_arguments),
-        "_sg_board": flights_by_arguments,
+        "_sg_answers": answers,
         "_sg_build": spec.build,
         "_sg_counters": operation.counters,
         "_sg_flight": Flight,
-        "_sg_front": front,
-        "_sg_hand_out": operation.for_caller if operation.policy.isolate else for_caller,
+        "_sg_flights": flights,
+        "_sg_for_caller": operation.for_caller if policy.isolate else for_caller,
+        "_sg_lookup_or_launch": guard._path.make_lookup(operation, function, build_tags, answers, flights),
         "_sg_miss": MISS,
-        "_sg_timeout": operation.policy.wait_timeout,
+        "_sg_timeout": policy.wait_timeout,
     }
-    made: Callable[..., Coroutine[Any, Any, Any]] = compile_like(function, body, names, is_async=True)
+    made: Callable[..., Coroutine[Any, Any, Any]] = compile_like(function, lines, names, is_async=True)
     return made
 
 
@@ -489,10 +464,3 @@ def return_annotation(function: Callable[..., Any]) -> Any:
     if "return" not in function.__annotations__:
         return NO_ANNOTATION
     return annotation_of(function, "return")
-
-
-def parts_of(coalesced: Coalesced[Any, Any]) -> tuple[Operation, Callable[..., str], bool]:
-    """Return a coalesced function's operation, what builds its ops, and whether these mean something here alone."""
-    build_key = coalesced._build_key  # noqa: SLF001  # this is for what builds on it
-    build_key = coalesced._mine(getattr(build_key, "unchecked", build_key))  # noqa: SLF001
-    return coalesced._operation, build_key, coalesced._is_local  # noqa: SLF001

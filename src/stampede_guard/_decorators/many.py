@@ -23,7 +23,7 @@ from .._memory.entry import Entry
 from .._operations.options import Duration, Options, count, seconds
 from ..errors import ConfigurationError, InvalidKey, NotCoalescable
 from .batching import BatchedLoad, BatchLoader, Loader
-from .coalesce import Coalesced, OneOfMany, check_receiver, checked, coalesce, parts_of, return_annotation
+from .coalesce import Coalesced, OneOfMany, check_receiver, checked, coalesce, return_annotation
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -49,7 +49,7 @@ class CoalescedMany(Generic[K, V]):
         self.guard = one.guard
         self._gathering = gathering
         self._args = args  # the instance, if it is a method's
-        self._operation, self._build_key, self._is_local = parts_of(one)
+        self._operation, self._build_key = one._parts()
 
     async def __call__(self, ids: Iterable[K]) -> dict[K, V]:
         """Return the values of those *ids* that have one, in the order asked.
@@ -78,10 +78,11 @@ class CoalescedMany(Generic[K, V]):
         def found(answers: list[Any]) -> dict[K, V]:
             return {one_id: value for one_id, value in zip(asked, answers, strict=True) if value is not None}
 
-        return await self.guard.call_all(
+        return await self.guard._path.get_many(
             self._operation,
             list(map(self._build_key, asked)),
             lambda position: BatchedLoad(self._gathering, (*self._args, asked[position])),
+            BatchedLoad.watch,
             lambda position: self.one.tags(asked[position]),
             found,
             is_refresh=is_refresh,
@@ -107,11 +108,7 @@ class CoalescedMany(Generic[K, V]):
         """
         self._checked(ids)
         ops = list(dict.fromkeys(map(self._build_key, ids)))  # not of equal ids: 1 and 1.0 may be two ops
-        if self._is_local or not (self._operation.policy.l2_ttl is not None or self.guard.has_bus):
-            for op in ops:
-                await self.guard.forget(op)
-        else:
-            await self.guard.invalidate_all(ops)
+        await self.guard._invalidator.invalidate_of(self._operation, ops)
 
     def key(self, one_id: K, /) -> str:
         """Return the op id of an id."""
@@ -292,7 +289,7 @@ def _decorated(
 ) -> Any:
     gathering = BatchLoader(function, max_batch, max_wait)
     one = decorate_one(_one_of(function, key, gathering))
-    operation, build_key, _ = parts_of(one)
+    operation, build_key = one._parts()
     gathering.serve(one.guard, operation, build_key)
     if receiver_of(function) is None:
         return CoalescedMany(function, one, gathering, ())
