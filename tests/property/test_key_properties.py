@@ -25,7 +25,8 @@ from stampede_guard._stats import Counters
 from stampede_guard.stores._envelope import key_digest, seal, unseal
 
 # Magic, digest, number of values, fingerprint; number of marks and length. The store's own is between them.
-HEADER = range(29), range(67, 72)
+HEADER = range(29), range(68, 72)  # what `unseal` checks by itself
+MARKS_AT = 67  # the number of marks, which its caller checks with the marks
 FILL = "f" * 22
 marks = st.binary(min_size=11, max_size=11)
 tenant: ContextVar[str] = ContextVar("tenant")
@@ -301,11 +302,23 @@ def test_envelope_of_another_key_is_refused(mine: str, theirs: str, payload: byt
 
 @given(strings, st.binary(max_size=64), st.sampled_from([*HEADER[0], *HEADER[1]]), st.integers(1, 255))
 def test_changed_header_is_refused(key: str, payload: bytes, position: int, change: int) -> None:
-    """Every byte of the header that is read here counts: whichever is changed, the envelope is nothing."""
+    """With another magic, digest, number of values, fingerprint or length, the envelope is nothing."""
     envelope = bytearray(seal(key, payload, FILL))
     envelope[position] ^= change
 
     assert unseal(key, bytes(envelope)) is None
+
+
+@given(strings, st.binary(max_size=64), st.lists(marks, max_size=3), st.integers(1, 255))
+@example("", bytes(11), [], 1)
+@example("", b"", [bytes(11)], 1)
+def test_changed_number_of_marks_changes_the_marks(key: str, payload: bytes, sealed: list[bytes], change: int) -> None:
+    """With another number of marks, the envelope is nothing or has other marks, which its reader takes for a miss."""
+    envelope = bytearray(seal(key, payload, FILL, marks=sealed))
+    envelope[MARKS_AT] ^= change
+    opened = unseal(key, bytes(envelope))
+
+    assert opened is None or opened.marks != tuple(sealed)
 
 
 @given(strings, st.binary(max_size=64), st.data())
