@@ -15,7 +15,7 @@ MakeLoop = Callable[[], asyncio.AbstractEventLoop]
 
 
 class Timed:
-    """A flight, as far as deadlines know flights."""
+    """The part of a flight that deadlines use."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
         self.loop = loop or asyncio.get_running_loop()
@@ -93,35 +93,47 @@ async def test_timer_of_a_load_that_is_over_goes_on_to_the_next(clock: ManualClo
     assert [1_012.0] == timers()
 
 
-async def test_last_that_is_over_takes_the_timer_with_it(clock: ManualClock, pause: Pause) -> None:
-    """Nothing is timed when nothing is up, and whoever comes then is timed again."""
+async def test_timer_is_armed_again_only_when_it_fires(clock: ManualClock, pause: Pause) -> None:
+    """Loads that begin and end one after another cost one timer, which ends with the first idle budget."""
+    deadlines, flights, seen = Deadlines(asyncio.get_running_loop(), 10), [Timed() for _ in range(5)], []
+
+    for flight in flights[:4]:
+        deadlines.add(flight)
+        await pause()
+        deadlines.drop(flight)
+        clock.advance(2)
+        seen.append(asyncio.get_running_loop()._scheduled[:])  # type: ignore[attr-defined]
+    deadlines.add(flights[4])
+    clock.advance(2)
+    await pause()
+    rearmed = timers()
+    deadlines.drop(flights[4])
+    clock.advance(8)
+    await pause()
+
+    assert [1_010.0] * 4 == [timer.when() for (timer,) in seen]
+    assert ([1_018.0], []) == (rearmed, timers())
+    assert [[]] * 5 == [flight.ended for flight in flights]
+
+
+async def test_closing_cancels_the_timer_once_all_are_over(clock: ManualClock, pause: Pause) -> None:
+    """A load that is still up keeps its deadline; after it no timer is left, and an idle one is cancelled at once."""
     deadlines, flights = Deadlines(asyncio.get_running_loop(), 10), [Timed(), Timed()]
 
+    deadlines.close()
     for flight in flights:
         deadlines.add(flight)
-    await pause()
-    before = timers()
-    for flight in flights:
-        deadlines.drop(flight)
-    idle = timers()
-    deadlines.add(flights[0])
-    clock.advance(5)
-    await pause()
-    after = timers()
     deadlines.drop(flights[0])
-
-    assert ([1_010.0], [], [1_010.0]) == (before, idle, after)
-
-
-async def test_load_that_is_over_in_its_tick_has_no_timer(clock: ManualClock, pause: Pause) -> None:
-    """What does not wait for anything is never timed."""
-    deadlines, flight = Deadlines(asyncio.get_running_loop(), 10), Timed()
-
-    deadlines.add(flight)
-    deadlines.drop(flight)
+    deadlines.close()
+    before = timers()
+    deadlines.drop(flights[1])
+    after = timers()
+    deadlines.add(flights[1])
+    clock.advance(10)
     await pause()
 
-    assert [] == asyncio.get_running_loop()._scheduled  # type: ignore[attr-defined]
+    assert ([1_010.0], [], []) == (before, after, timers())
+    assert [[], [10]] == [flight.ended for flight in flights]
 
 
 async def test_timer_that_comes_a_little_early(clock: ManualClock, pause: Pause) -> None:
@@ -174,6 +186,7 @@ async def test_each_budget_has_its_deadlines(clock: ManualClock, pause: Pause) -
     await pause()
     one = timers()
     budgets.of(loop, 5).drop(long)
+    budgets.close(loop)
 
     assert ([1_001.0, 1_005.0], [1_005.0], []) == (both, one, timers())
     assert ([1], [], []) == (short.ended, long.ended, left.ended)
@@ -190,6 +203,7 @@ async def test_budgets_without_number(clock: ManualClock, pause: Pause) -> None:
     await pause()
 
     assert len(budgets._all) <= 64
+    assert [] == timers()
     assert [[1 + number / 100] for number in range(200)] == [flight.ended for flight in flights]
 
 
@@ -242,6 +256,7 @@ async def test_loads_of_one_scoreboard_share_the_timer(clock: ManualClock, pause
     gate.open()
     outcomes = await asyncio.gather(*calls, return_exceptions=True)
 
+    await board.cancel_all()
     assert (1, [True] * 2 + [False] * 8) == (timed, ended)
     assert [LoadTimeout] * 2 + [type(None)] * 8 == [type(outcome) for outcome in outcomes]
     assert [] == timers()

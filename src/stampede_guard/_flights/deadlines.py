@@ -1,8 +1,8 @@
-"""The deadlines of one event loop's loads that may all take equally long: one timer for all of them.
+"""Deadlines of one event loop's loads: one timer for each budget.
 
-A timer of its own for each load costs more than the load's task. But of loads with one budget the first to begin
-is the first whose time is up, so it is enough to have the timer of that one; and a load that is over in the very
-tick in which it began, as a test double's or a small query's answer from memory is, needs none.
+To arm and cancel a timer for each load costs more than the load's task. Loads that have one budget end in the order in
+which they began. So one timer is enough for all of them, and it is armed again only when it fires: then for the
+earliest deadline that is left. An idle scoreboard may keep a timer until that fires; closing cancels it.
 """
 
 import asyncio
@@ -10,11 +10,11 @@ from contextvars import Context
 from typing import Protocol
 from weakref import ref
 
-_KINDS = 64  # of budgets that a scoreboard remembers
+_MAX_BUDGETS = 64  # that a scoreboard remembers
 
 
 class Timed(Protocol):
-    """A flight, as far as it is known here."""
+    """The part of a flight that deadlines use."""
 
     loop: asyncio.AbstractEventLoop
 
@@ -24,47 +24,55 @@ class Timed(Protocol):
 
 
 class Deadlines:
-    """When whose time is up.
+    """The deadlines of the loads that have one budget.
 
     Args:
-        loop: The event loop; held weakly, as whoever keeps this may not keep the loop alive.
-        budget: Seconds that each has.
+        loop: The event loop; held weakly, because a scoreboard may outlive it.
+        budget: Seconds that each load has.
     """
 
-    __slots__ = ("_budget", "_context", "_due", "_is_looking", "_timer", "loop")
+    __slots__ = ("_budget", "_due", "_is_closed", "_timer", "loop")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, budget: float) -> None:
         self.loop = ref(loop)
         self._budget = budget
-        self._due: dict[Timed, float] = {}  # in the order in which they began, and so in that of their ends
-        self._timer: asyncio.TimerHandle | None = None
-        self._is_looking = False  # a look at what is due comes in the next iteration
-        self._context = Context()  # or the timer would keep the context of the load that it was first set for
+        self._due: dict[Timed, float] = {}  # in the order of their starts, and so in that of their ends
+        self._timer: ref[asyncio.TimerHandle] | None = None  # weak: it holds the loop
+        self._is_closed = False
 
     def add(self, flight: Timed) -> None:
-        """Let the time of *flight* begin."""
+        """Start the time of *flight*."""
         loop = flight.loop
-        self._due[flight] = loop.time() + self._budget
-        if self._timer is None and not self._is_looking:
-            self._is_looking = True
-            loop.call_soon(self._look, loop, 0.0, context=self._context)
+        due = self._due[flight] = loop.time() + self._budget
+        if self._timer is None:
+            self._arm(loop, due)
 
     def drop(self, flight: Timed) -> None:
         """Forget *flight*, which is over."""
         self._due.pop(flight, None)
-        if self._timer is not None and not self._due:
-            self._timer.cancel()
+        if self._is_closed:
+            self.close()
+
+    def close(self) -> None:
+        """Cancel the timer, now or once the last load is over."""
+        self._is_closed = True
+        timer = None if self._timer is None else self._timer()
+        if timer is not None and not self._due:
+            timer.cancel()
             self._timer = None
 
-    def _look(self, loop: asyncio.AbstractEventLoop, instant: float) -> None:
-        """End those whose time is up, at *instant* or since, and set the timer for the first of the others."""
-        self._is_looking = False
+    def _arm(self, loop: asyncio.AbstractEventLoop, due: float) -> None:
+        # A clean context, or the timer would keep that of the load that happened to arm it.
+        self._timer = ref(loop.call_at(due, self._end_due, loop, due, context=Context()))
+
+    def _end_due(self, loop: asyncio.AbstractEventLoop, instant: float) -> None:
+        """End the flights that are due by *instant* or by now, and arm the timer for the first of the others."""
         self._timer = None
-        now = max(loop.time(), instant)  # a timer may come a little early
+        now = max(loop.time(), instant)  # a timer may fire a little early
         over: list[Timed] = []
-        for flight, due in self._due.items():  # once: to take the first of a dict again and again takes ever longer
+        for flight, due in self._due.items():  # one pass: taking the first of a dict again and again takes ever longer
             if due > now:
-                self._timer = loop.call_at(due, self._look, loop, due, context=self._context)
+                self._arm(loop, due)
                 break
             over.append(flight)
         for flight in over:
@@ -88,7 +96,14 @@ class Budgets:
         """Return the deadlines of the loads in *loop* that have *budget* seconds."""
         deadlines = self._all.get(budget)
         if deadlines is None or deadlines.loop() is not loop:
-            if len(self._all) >= _KINDS:
-                self._all.clear()  # those in use live on by their timers and flights
+            if len(self._all) >= _MAX_BUDGETS:
+                self.close(loop)
             deadlines = self._all[budget] = Deadlines(loop, budget)
         return deadlines
+
+    def close(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Forget all budgets, and cancel the timers of *loop*; loads that still run keep their deadlines."""
+        for deadlines in self._all.values():
+            if deadlines.loop() is loop:  # another loop's timers are not this thread's to touch
+                deadlines.close()
+        self._all.clear()

@@ -840,6 +840,7 @@ class Scoreboard:
             if flight.is_reading:
                 continue  # it is over once the store replies, or its deadline passes
             logger.warning("the load of %s ignores its cancellation; left behind at shut-down", flight.op)
+        self.budgets.close(asyncio.get_running_loop())
 
     def _next_steps(self) -> list[asyncio.Future[None]]:
         """Return what the flights wait for; one whose task is being made has none."""
