@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from time import monotonic
 from typing import Any
 
@@ -286,7 +287,9 @@ async def test_invalidation_in_a_slot_on_its_way(moved: str, shared: Valkeys, na
     (op,) = placed(namespace, 0)
     base = f"sg1:{{{namespace}:{op}}}"
     source, target, _ = shared.primaries
-    async with Guard(shared.url, namespace=namespace) as here, Guard(shared.url, namespace=namespace) as there:
+    # A starved process needs longer than 0.15 s for an exchange.
+    make = partial(Guard, shared.url, namespace=namespace, deadline=3)
+    async with make() as here, make() as there:
         for guard in (here, there):
             await guard.fetch(op, load, ttl=60, l2_ttl=60, returns=bytes)
         ask(source, "SET", f"{base}:l", "t" * 22)
