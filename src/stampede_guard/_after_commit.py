@@ -158,20 +158,16 @@ class AfterCommit:
         With *values*, *op* is a template, as for `Guard.invalidate`.
 
         Raises:
-            ConfigurationError: the block is not entered, or has ended, or the store has no versions.
-            InvalidKey: *op* is not a string, or empty, or *version* not a whole number from 0 to 2⁵³ - 1; or *op* is a
-                template, and *values* are not those of its placeholders.
+            ConfigurationError: the block is not entered, or has ended, or the store has no versions; or *version* is
+                not a whole number from 0 to 2⁵³ - 1.
+            InvalidKey: *op* is not a string, or empty; or a template, and *values* are not those of its placeholders.
         """
         collected = self._checked("op", op)
         if self._spelling is not None:
             op = self._spelling.resolve_op(op, values)
         if version is not None:
+            version_number(version)  # now: after the commit it would be too late
             self._check_able("versions", op)
-            try:
-                version_number(version)  # now: after the commit nobody could do anything about it
-            except ConfigurationError as error:
-                message = f"{op}: {error}"
-                raise InvalidKey(message) from None
         collected.add_op(self._send_invalidation, op, version)
 
     def invalidate_tag(self, tag: str, /, **values: object) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 from uuid import uuid4
@@ -773,12 +774,14 @@ async def test_wrong_names(connection: asyncpg.Connection, sent: Sent, wrong: An
     assert [] == sent.all
 
 
-@pytest.mark.parametrize("wrong", ["3", 1.5, True])
+@pytest.mark.parametrize("wrong", ["3", 1.5, True, -1, 1 << 53])
 async def test_wrong_versions(connection: asyncpg.Connection, sent: Sent, wrong: Any) -> None:
-    """So is a version that is no whole number."""
-    async with sent.after_commit(connection) as after:
-        with pytest.raises(InvalidKey, match=r"menu-1: version="):
+    """So is a version that is no whole number in its range, with the error that `Guard.invalidate` raises."""
+    async with sent.after_commit(connection) as after, Guard() as guard:
+        with pytest.raises(ConfigurationError, match=r"^version=") as failure:
             after.invalidate("menu-1", wrong)
+        with pytest.raises(ConfigurationError, match=rf"^{re.escape(str(failure.value))}$"):
+            await guard.invalidate("menu-1", version=wrong)
 
     assert [] == sent.all
 
