@@ -123,7 +123,6 @@ class Guard:
     @enabled.setter
     def enabled(self, enabled: bool) -> None:
         self._path.enabled = enabled
-        self._states.tell(Change("flights"))
 
     @property
     def rollout(self) -> float:
@@ -133,7 +132,6 @@ class Guard:
     @rollout.setter
     def rollout(self, share: float) -> None:
         self._path.rollout = fraction("rollout", share)
-        self._states.tell(Change("flights"))
 
     async def fetch(
         self,

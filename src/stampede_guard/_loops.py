@@ -34,14 +34,13 @@ class Change(NamedTuple):
     """What each event loop of a guard has to do. Equal ones need be made but once.
 
     Attributes:
-        kind: Whether to forget an op, what has a tag, everything, or what is of operations that were defined anew; or
-            to hide the flights.
+        kind: Whether to forget an op, what has a tag, everything, or what is of operations that were defined anew.
         subject: The op, or the tag.
         version: The lowest version that is acceptable from now on.
         is_stored: Whether the loop's store has to be told too: each loop orders its own writes.
     """
 
-    kind: Literal["op", "tag", "all", "replaced", "flights"]
+    kind: Literal["op", "tag", "all", "replaced"]
     subject: str = ""
     version: int | None = None
     is_stored: bool = False
@@ -118,20 +117,16 @@ class LoopState:
         self.memory.clear()
         self.board.forget_all()
 
-    def hide_flights(self) -> None:
-        """Let nobody join a flight without asking whether that is still the rule."""
-        for flight in self.board.flights.values():
-            flight.hide()
-
     def make(self, change: Change) -> Confirmation | None:
         """Make *change*; return what tells when the store has confirmed it, if that is told."""
         if change.kind == "op":
             self.forget(change.subject)
         elif change.kind == "tag":
             self.forget_tagged(change.subject)
+        elif change.kind == "all":
+            self.forget_all()
         else:
-            forget = {"all": self.forget_all, "replaced": self.board.forget_replaced, "flights": self.hide_flights}
-            forget[change.kind]()
+            self.board.forget_replaced()
         tier = self.tier
         if tier is not None and change.kind == "op":  # perhaps it was refreshed, and a replica lags
             tier.recent.note(tier.key(change.subject))

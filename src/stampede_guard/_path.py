@@ -64,13 +64,12 @@ class DataPath:
         function: Callable[..., Awaitable[Any]],
         build_tags: Callable[..., Sequence[str]] | None,
         answers_by_arguments: ArgumentCache | None = None,
-        flights_by_arguments: ArgumentCache | None = None,
     ) -> Callable[[str, Any, Any, Any], Any]:
         """Return steps 1 and 2 of each call of *function*: a closure, made once for each operation.
 
-        It takes the op, the arguments as a tuple and a dict, and the arguments under which the two caches may know the
-        answer, or the flight, from now on. It returns what L1 keeps, or a flight. It is not async, which saves one
-        coroutine frame for each waiter.
+        It takes the op, the arguments as a tuple and a dict, and the arguments under which the argument cache may know
+        the answer from now on. It returns what L1 keeps, or a flight. It is not async, which saves one coroutine frame
+        for each waiter.
         """
         here, running, counters = self._states.here, self._states.running, operation.counters
         join_or_launch = self.join_or_launch
@@ -87,9 +86,7 @@ class DataPath:
                 ):
                     state.memory.note_in(answers_by_arguments, shown, slot)
                 return slot.value
-            flight, is_new = join_or_launch(state, operation, op, function, args, kwargs, build_tags)  # 2
-            if not is_new and flights_by_arguments is not None and flight.shown is None and len(op) < MAX_OP_LENGTH:
-                state.memory.note_in(flights_by_arguments, shown, flight.show())
+            flight, _ = join_or_launch(state, operation, op, function, args, kwargs, build_tags)  # 2
             return flight
 
         return lookup_or_launch

@@ -431,7 +431,7 @@ async def test_invalidation_that_concerns_this_loop_alone(tier: Tier) -> None:
     """A change that the store need not know of is not sent."""
     site = site_of(asyncio.get_running_loop(), tier)
 
-    assert [None] * 3 == [site.make(change) for change in (Change("op", "a"), Change("all"), Change("flights"))]
+    assert [None] * 3 == [site.make(change) for change in (Change("op", "a"), Change("all"), Change("replaced"))]
     assert tier.pending.is_empty
 
 

@@ -23,7 +23,7 @@ from .._codecs.codec import Codec
 from .._flights.scoreboard import Flight
 from .._guard import Guard
 from .._keys.names import qualified_name
-from .._keys.source import annotation_of, as_tuple_and_dict, compile_like, forwarding, imitate, parameters_of, tuple_of
+from .._keys.source import annotation_of, as_tuple_and_dict, compile_like, forwarding, imitate, parameters_of
 from .._keys.spec import KeySpec, compile_key, receiver_of
 from .._keys.tags import BuildTags, compile_tags
 from .._memory.entry import Entry
@@ -31,7 +31,7 @@ from .._operations.operation import NO_ANNOTATION, Operation, for_caller
 from .._operations.options import Options, shown
 from .._operations.policy import Policy
 from .._speed.call import call_lines
-from .._speed.front import MISS, ArgumentCache, FunctionProxy, HitCounter
+from .._speed.front import MISS, ArgumentCache, FunctionProxy
 from ..errors import ConfigurationError, InvalidKey, NotCoalescable
 
 P = ParamSpec("P")
@@ -252,27 +252,21 @@ def _compile_call(
 ) -> Callable[..., Coroutine[Any, Any, Any]]:
     """Return the coroutine function that stands in for *function*; `_speed/call.py` shows what it reads."""
     policy = operation.policy
-    answers = flights = None
-    if spec.arguments is not None:
-        if policy.ttl is not None and not policy.isolate:
-            answers = ArgumentCache(operation.counters, _ROOM)
-        flights = ArgumentCache(HitCounter(), _ROOM)
+    answers = None
+    if spec.arguments is not None and policy.ttl is not None and not policy.isolate:
+        answers = ArgumentCache(operation.counters, _ROOM)
     parameters = parameters_of(function)
     lines = call_lines(
         forwarding(parameters),
         *as_tuple_and_dict(parameters),
-        tuple_of(spec.arguments or ()),
-        spec.arguments,
-        has_answers=answers is not None,
+        None if answers is None else spec.arguments,
     )
     names = {
         "_sg_answers": answers,
         "_sg_build": spec.build,
-        "_sg_counters": operation.counters,
         "_sg_flight": Flight,
-        "_sg_flights": flights,
         "_sg_for_caller": operation.for_caller if policy.isolate else for_caller,
-        "_sg_lookup_or_launch": guard._path.make_lookup(operation, function, build_tags, answers, flights),
+        "_sg_lookup_or_launch": guard._path.make_lookup(operation, function, build_tags, answers),
         "_sg_miss": MISS,
         "_sg_timeout": policy.wait_timeout,
     }

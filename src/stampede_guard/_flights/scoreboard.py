@@ -23,7 +23,6 @@ from weakref import WeakSet, ref
 from .._memory.epochs import Generation
 from .._operations.options import Duration, OnAbandon
 from .._operations.policy import Policy
-from .._speed.front import Slot
 from .._stats import Counters, Stats, snapshot
 from ..errors import (
     ConfigurationError,
@@ -128,7 +127,6 @@ class Flight(Generic[T]):
         "op",
         "outer",
         "queue_slot",
-        "shown",
         "skips_queue",
         "tags",
         "task",
@@ -174,7 +172,6 @@ class Flight(Generic[T]):
         self._was_joined = False
         self.outer = outer  # the flight whose loader launched this one
         self.awaits: dict[object, Wait] = {}  # what calls within this one's load wait for, by their waiters
-        self.shown: Slot | None = None  # what fronts know it by
         self.queue_slot: asyncio.Future[bool] | None = None  # in a limiter's queue
         # Set while it holds a slot, or a load that holds one waits for it.
         self.skips_queue = outer is not None and _skips_queue(outer)
@@ -310,20 +307,6 @@ class Flight(Generic[T]):
         finally:
             self._ahead = None
             del self.awaits[turn]
-
-    def show(self) -> Slot:
-        """Return what fronts may know it by, as long as it can be joined.
-
-        Weakly: a front lives as long as its function, and the flight may be of an event loop that was closed.
-        """
-        self.shown = Slot(ref(self), self.joinable_until)
-        return self.shown
-
-    def hide(self) -> None:
-        """Let no front know it any more: who comes now starts afresh."""
-        if self.shown is not None:
-            self.shown.kill()
-            self.shown = None
 
     def direct_read_done(self) -> asyncio.Future[None]:
         """Return a future that completes when the direct read has ended: the flight has then landed, or has a task."""
@@ -783,9 +766,7 @@ class Scoreboard:
 
     def forget(self, op: str) -> None:
         """Let the next caller start afresh; whoever waits now still gets their answer."""
-        flight = self.flights.pop(op, None)
-        if flight is not None:
-            flight.hide()
+        self.flights.pop(op, None)
 
     def forget_tagged(self, tag: str) -> None:
         """Do so for every op whose flight has *tag*."""
@@ -801,8 +782,6 @@ class Scoreboard:
 
     def forget_all(self) -> None:
         """Let every op's next caller start afresh."""
-        for flight in self.flights.values():
-            flight.hide()
         self.flights.clear()
 
     def clear(self, flight: Flight[Any], ahead: Flight[Any] | None = None) -> None:
@@ -813,7 +792,6 @@ class Scoreboard:
         """
         if self.flights.get(flight.op) is flight:
             del self.flights[flight.op]
-            flight.hide()
             if ahead is not None and not ahead.landed:
                 self.flights[flight.op] = ahead
 

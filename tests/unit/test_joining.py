@@ -1,9 +1,8 @@
-"""Callers who join a flight through the front of their function, which spares them the op and the look into memory."""
+"""Callers that join a flight which is up, and those that may not."""
 
 import asyncio
 import gc
 from collections.abc import Awaitable, Callable
-from importlib import import_module
 from threading import Thread
 from typing import Any
 from weakref import ref
@@ -11,7 +10,6 @@ from weakref import ref
 import pytest
 
 from stampede_guard import Guard, RecursiveLoad, coalesce
-from stampede_guard._speed import front as chosen
 from stampede_guard.testing import Gate
 
 OP = "menu-7"
@@ -20,7 +18,7 @@ Change = Callable[[Guard, Any], Awaitable[object]]
 
 
 async def ticks() -> None:
-    """Let everybody who can go on do so."""
+    """Let all tasks that can go on do so."""
     for _ in range(5):
         await asyncio.sleep(0)
 
@@ -47,38 +45,22 @@ class Kitchen:
         return tasks
 
 
-@pytest.fixture
-def fronts(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Return the fronts of functions that are decorated from now on."""
-    made: list[Any] = []
-
-    def make(*args: Any) -> Any:
-        made.append(chosen.ArgumentCache(*args))
-        return made[-1]
-
-    monkeypatch.setattr(import_module("stampede_guard._decorators.coalesce"), "ArgumentCache", make)
-    return made
-
-
 @pytest.mark.parametrize("options", [{}, {"ttl": 60}, {"ttl": 60, "isolate": True}], ids=["alone", "kept", "isolated"])
-async def test_all_of_a_crowd_are_counted(options: dict[str, Any], fronts: list[Any]) -> None:
-    """Whoever joins through the front is a join like others, and knows no more of the op than the front does."""
+async def test_all_of_a_crowd_are_counted(options: dict[str, Any]) -> None:
+    """Each caller but the first is a join, however late it comes."""
     guard = Guard()
     kitchen = Kitchen(guard, **options)
     crowd = await kitchen.crowd()
-    known = len(fronts[-1])
-    kitchen.load._build_key = None  # the last ones need no op
-
     late = await kitchen.crowd()
     kitchen.gate.open()
 
     assert ["soup 1"] * 10 == [await task for task in crowd + late]
     stats = guard.stats()
-    assert (1, 10, 1, 9, 0) == (known, stats.calls, stats.executions, stats.joins, stats.l1_hits)
+    assert (10, 1, 9, 0) == (stats.calls, stats.executions, stats.joins, stats.l1_hits)
 
 
-async def test_front_is_silent_after_the_landing() -> None:
-    """A flight that has landed answers nobody else, and nobody keeps its answer."""
+async def test_landed_flight_is_not_joined() -> None:
+    """A flight that has landed answers no other caller, and its answer is not kept."""
 
     class Menu:
         pass
@@ -133,7 +115,7 @@ async def _by_rollout(guard: Guard, load: Any) -> None:
 
 @pytest.mark.parametrize("change", [_by_op, _by_tag, _by_clearing, _by_refresh, _by_disabling, _by_rollout])
 async def test_newcomer_starts_afresh(change: Change) -> None:
-    """After whatever ends the sharing of a flight, no front brings anybody to it, however well known it was."""
+    """A change that ends the sharing of a flight lets no other caller join it."""
     guard = Guard()
     kitchen = Kitchen(guard, ttl=60)
     crowd = await kitchen.crowd()
@@ -179,8 +161,8 @@ async def test_what_only_looks_alike_is_not_joined() -> None:
     assert 4 == len(seen)
 
 
-async def test_loader_that_waits_for_itself_through_the_front() -> None:
-    """A loader that calls itself while its flight is well known is told so, and does not wait for ever."""
+async def test_loader_that_waits_for_itself_in_a_crowd() -> None:
+    """A loader that calls itself while others wait for its flight fails, and does not wait for ever."""
     gate = Gate()
 
     @coalesce("menu-{menu_id}", guard=Guard())
@@ -198,7 +180,7 @@ async def test_loader_that_waits_for_itself_through_the_front() -> None:
 
 
 async def test_another_loop_has_flights_of_its_own() -> None:
-    """A front that knows a flight of one loop brings nobody of another loop to it."""
+    """A call in one loop does not join a flight of another loop."""
     kitchen = Kitchen(Guard())
     crowd = await kitchen.crowd()
     answers: list[str] = []
