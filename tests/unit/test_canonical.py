@@ -648,10 +648,62 @@ def test_identity_of_a_new_tenant_is_new() -> None:
     assert identity(tenant) != "~0"
 
 
-def test_identity_needs_weak_references() -> None:
-    """An object that cannot be referred to weakly is refused, with the two ways out."""
-    with pytest.raises(InvalidKey, match=r"Point allows no weak reference.*__weakref__.*\{self\.attribute\}"):
-        identity(Point(1, 2))
+class SlottedStruct(msgspec.Struct):
+    city: str = "Rome"
+
+
+class SlottedByHand:
+    __slots__ = ("city",)
+
+
+class SlottedBelow(make_dataclass("Base", ["city"], slots=True)):  # type: ignore[misc]
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        super().__init__("Rome")
+
+
+@pytest.mark.parametrize(
+    ("make", "remedy"),
+    [
+        (SlottedStruct, "give its class weakref=True, or put"),
+        (lambda: make_dataclass("Shop", ["city"], slots=True)("Rome"), "give its class weakref_slot=True, or put"),
+        (
+            lambda: attrs.make_class("Shop", ["city"], slots=True, weakref_slot=False)("Rome"),
+            "give its class weakref_slot=True, or put",
+        ),
+        (SlottedByHand, "add '__weakref__' to its __slots__, or put"),
+        (SlottedBelow, "add '__weakref__' to its __slots__, or put"),
+        (lambda: Point(1, 2), "by instance: put"),
+    ],
+    ids=["Struct", "dataclass", "attrs", "by hand", "below a dataclass", "tuple"],
+)
+def test_identity_needs_weak_references(make: Any, remedy: str) -> None:
+    """An object that cannot be referred to weakly is refused, with the ways out that its class has."""
+    thing = make()
+
+    with pytest.raises(InvalidKey, match=rf"allows no weak reference.*{remedy} \{{self\.attribute\}} into the key"):
+        identity(thing)
+
+
+class WeakStruct(msgspec.Struct, weakref=True):
+    city: str = "Rome"
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        WeakStruct,
+        lambda: make_dataclass("Shop", ["city"], slots=True, weakref_slot=True)("Rome"),
+        lambda: attrs.make_class("Shop", ["city"], slots=True, weakref_slot=True)("Rome"),
+    ],
+    ids=["Struct", "dataclass", "attrs"],
+)
+def test_the_remedies_make_an_identity(make: Any) -> None:
+    """An instance of a class that was changed as the error says has an identity."""
+    thing = make()
+
+    assert identity(thing) == identity(thing)
 
 
 def test_class_name() -> None:

@@ -73,12 +73,25 @@ def identity(instance: Any) -> str:
     except TypeError:
         message = (
             f"{qualified_name(type(instance))} allows no weak reference, so its methods cannot be told apart by "
-            "instance: add '__weakref__' to its __slots__, or put {self.attribute} into the key template"
+            f"instance: {_how_to_allow(type(instance))}put {{self.attribute}} into the key template"
         )
         raise InvalidKey(message) from None
     serial = next(_next_serial)
     _serials[address] = (reference, serial)
     return f"~{serial}"
+
+
+def _how_to_allow(kind: type) -> str:
+    """Return what makes instances of *kind* allow weak references, if anything does."""
+    if hasattr(kind, "__struct_fields__"):
+        return "give its class weakref=True, or "
+    own = vars(kind)
+    is_slotted_dataclass = "__dataclass_params__" in own and getattr(own["__dataclass_params__"], "slots", True)
+    if is_slotted_dataclass or "__attrs_attrs__" in own:
+        return "give its class weakref_slot=True, or "
+    if kind.__itemsize__:  # a tuple's or an int's subclass cannot have the slot
+        return ""
+    return "add '__weakref__' to its __slots__, or "
 
 
 def _forget(address: int, dead: weakref.ref[Any]) -> None:
