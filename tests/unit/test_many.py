@@ -1216,6 +1216,35 @@ def test_what_cannot_be_a_loader_of_many(function: Any) -> None:
             coalesce_many(function)
 
 
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (classmethod(_of_class), r"is a class method: let it be a function, or an instance's method$"),
+        (staticmethod(_star), r"is a static method: put @staticmethod above @coalesce_many$"),
+        (staticmethod(_plain), r"is a static method: put @staticmethod above @coalesce_many$"),
+    ],
+)
+@pytest.mark.parametrize("form", [coalesce_many, coalesce_many(ttl=5)], ids=["bare", "options"])
+def test_methods_of_a_class_are_refused_with_the_way_out(form: Any, function: Any, message: str) -> None:
+    """A class or static method below the decorator is refused, with what can be written instead."""
+    with pytest.raises(NotCoalescable, match=rf"^@coalesce_many: \w+ {message}"):
+        form(function)
+
+
+async def test_a_static_method_above(guard: Guard) -> None:
+    """`@staticmethod` above `@coalesce_many` makes a loader that the class and its instances share."""
+
+    class Menus:
+        @staticmethod
+        @coalesce_many("menu-{menu_id}", guard=guard, ttl=60)
+        async def load(menu_ids: list[int]) -> dict[int, str]:
+            return dict.fromkeys(menu_ids, "menu")
+
+    assert {7: "menu"} == await Menus.load([7]) == await Menus().load([7])
+    assert "menu-7" == Menus.load.key(7)
+    assert 1 == guard.stats().executions
+
+
 @pytest.mark.parametrize("template", ["menu", "menu-{a}-{b}", "menu-{self.x}-{a}-{b}"])
 def test_a_template_names_one_id(template: str, guard: Guard) -> None:
     """A template with no placeholder, or for more than the id, is refused."""

@@ -25,6 +25,10 @@ from ..errors import ConfigurationError, InvalidKey, NotCoalescable
 from .batching import BatchedLoad, BatchLoader, Loader
 from .coalesce import Coalesced, OneOfMany, check_receiver, checked, coalesce, return_annotation
 
+_NOT_OF_A_CLASS = "let it be a function, or an instance's method"
+_CLASS_METHOD = f"is a class method: {_NOT_OF_A_CLASS}"
+_STATIC_METHOD = "is a static method: put @staticmethod above @coalesce_many"
+
 K = TypeVar("K")
 V = TypeVar("V")
 S = TypeVar("S")
@@ -204,8 +208,12 @@ class ManyDecorator:
     ) -> CoalescedManyMethod[S, K, V]: ...
     def __call__(self, function: Any, /) -> Any:
         """Decorate *function*."""
+        if isinstance(function, classmethod | staticmethod):
+            name = getattr(function, "__qualname__", repr(function))
+            message = f"@coalesce_many: {name} {_CLASS_METHOD if isinstance(function, classmethod) else _STATIC_METHOD}"
+            raise NotCoalescable(message)
         loader = checked(function, by="@coalesce_many")
-        check_receiver(loader, "@coalesce_many", "let it be a function, or an instance's method")
+        check_receiver(loader, "@coalesce_many", _NOT_OF_A_CLASS)
         return self._make(loader)
 
 
