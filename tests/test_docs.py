@@ -173,13 +173,13 @@ FACTS = [
     ("how-to/redis-topologies.md", f"asked every {WORDS[health.PROBE_PERIOD].removeprefix('a ')}"),
     ("how-to/redis-topologies.md", f"every {sentinel._VIEW_PERIOD:g} s"),
     ("how-to/redis-topologies.md", f"within the last {WORDS[recent._LAG].replace('seconds', 'seconds is read')}"),
-    ("reference/options.md", f"share one, {pipeline._QUESTIONS} at most"),
+    ("reference/options.md", f"share one, {pipeline._MAX_REQUESTS} at most"),
     ("reference/redis-keys.md", f"`{_envelope._MAGIC.decode()}`"),
     ("reference/redis-keys.md", f"the marks, {_envelope._MARK} bytes each"),
     ("reference/redis-keys.md", "{:g} to {:g} s".format(*operation._LEASES)),
-    ("reference/redis-keys.md", f"| {redis_store._VERSION_LIFE / 60:g} min |"),
+    ("reference/redis-keys.md", f"| {redis_store._VERSION_TTL / 60:g} min |"),
     ("reference/redis-keys.md", f"{tier._MARKS_LIFE / 86_400:g} day, or twice"),
-    ("reference/redis-keys.md", f"at most {pipeline._QUESTIONS} operations and {pipeline._BYTES >> 10} KB"),
+    ("reference/redis-keys.md", f"at most {pipeline._MAX_REQUESTS} operations and {pipeline._MAX_BYTES >> 10} KB"),
     ("reference/redis-keys.md", f"of more than {requests._SHORT >> 10} KB does not travel with others"),
 ]
 

@@ -71,13 +71,13 @@ async def address(pair: tuple[ValkeyServer, ValkeyServer]) -> AsyncIterator[Addr
 @pytest.fixture
 def doubtful(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let no server be believed to be the primary for longer than one exchange."""
-    monkeypatch.setattr(node, "_ROLE_LIFE", 0.0)
+    monkeypatch.setattr(node, "_ROLE_MAX_AGE", 0.0)
 
 
 @pytest.fixture
 def certain(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a server that was the primary once be asked no more."""
-    monkeypatch.setattr(node, "_ROLE_LIFE", 3600.0)
+    monkeypatch.setattr(node, "_ROLE_MAX_AGE", 3600.0)
 
 
 @pytest.fixture
@@ -188,7 +188,7 @@ async def test_replica_is_not_asked_on_and_on(address: Address) -> None:
     with pytest.raises(NotPrimaryError):
         await node.exchange((bytes, "PING"))
     with pytest.raises(NotPrimaryError):
-        await node.dial()
+        await node.connect()
     tell(address.old, "REPLICAOF", "NO", "ONE")
     node._avoided_until = 0.0
     (reply,) = await node.exchange((bytes, "PING"))
@@ -201,7 +201,7 @@ async def test_demotion_ends_dialled_connections(address: Address) -> None:
     """A connection that was handed out is closed when the server behind it may be the wrong one."""
     node = node_at(address)
     node.require_primary(lambda: None)
-    connection = await node.dial()
+    connection = await node.connect()
     hearing = asyncio.create_task(connection.read_response())
     await asyncio.sleep(0)
     await address.demote()
@@ -219,7 +219,7 @@ async def test_first_of_several_hosts(address: Address) -> None:
     await store.open()
     node, before = store._topology.primary(KEY), store.generation
     await address.demote()
-    node._vouched.clear()  # as after a second
+    node._confirmed.clear()  # as after a second
     with pytest.raises(NotPrimaryError):
         await node.exchange((bytes, "PING"))
     after = store.generation

@@ -94,7 +94,7 @@ async def test_own_connections_have_none_of_the_faults(namespace: str) -> None:
             await topology.open()
             node = topology.primary(namespace)
             replies = await node.exchange((bytes, "GET", namespace))
-            connection = await node.dial()
+            connection = await node.connect()
             settings = (
                 connection.protocol,
                 connection.retry.get_retries(),

@@ -39,7 +39,7 @@ class Node:
         self.error = error
         self.sizes: list[int] = []
 
-    async def converse(self, said: Any, go_on: Any) -> None:
+    async def exchange_many(self, said: Any, go_on: Any) -> None:
         """Answer, again and again."""
         while said is not None:
             if self._gate is not None:
@@ -160,7 +160,7 @@ async def test_nobody_is_told_twice() -> None:
     """Who was answered before the conversation broke off keeps the answer, and that is no failure of theirs."""
 
     class Fickle(Node):
-        async def converse(self, said: Any, go_on: Any) -> None:
+        async def exchange_many(self, said: Any, go_on: Any) -> None:
             await go_on([b"PONG"] * len(said[1]))
             raise ConnectionError
 

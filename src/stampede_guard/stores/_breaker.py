@@ -1,8 +1,8 @@
-"""The circuit breaker: stops asking a node that does not answer.
+"""The circuit breaker: stops requests to a node that does not answer.
 
-Closed → open after three failures in a row → half-open when the pause is over: the next caller
-is the probe, and everybody else goes without until its verdict. Each failed probe doubles the
-pause. Only a change of state is logged. After M. Nygard, "Release It!" (2007).
+Closed → open after three failures in a row → half-open when the pause is over: the next request is the probe, and no
+other is sent before its outcome. Each failed probe doubles the pause. Only a change of state is logged. After
+M. Nygard, "Release It!" (2007).
 """
 
 import logging
@@ -47,14 +47,11 @@ class Breaker:
 
     @property
     def is_closed(self) -> bool:
-        """Whether all is well, as far as is known."""
+        """Whether requests are sent."""
         return self.state == "closed"
 
     def allows(self) -> bool:
-        """Whether the caller may ask the node; in the half-open state, only the one probe may.
-
-        Whoever was allowed says afterwards how it went: `succeeded`, `failed` or `gave_up`.
-        """
+        """Whether the caller may send a request, after which it calls `succeeded`, `failed` or `gave_up`."""
         if self.state == "closed":
             return True
         if self.state == "open" and self._clock() >= self._probe_at:
@@ -85,7 +82,7 @@ class Breaker:
         logger.warning("%s does not answer (%s); going on without it, probing again and again", self._node, reason)
 
     def gave_up(self) -> None:
-        """Note that the caller was cancelled before there was a verdict."""
+        """Note that the request ended without an outcome."""
         if self.state == "half-open":
             self._open()
 

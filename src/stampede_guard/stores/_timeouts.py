@@ -1,20 +1,21 @@
-"""A deadline that does not blame others for this process's own delays."""
+"""A timeout that does not count the event loop's own delays."""
 
 import asyncio
 from types import TracebackType
 from typing import Self
 
-_STEPS = 8  # an answer takes some iterations of the loop: to be sent, to be read, to wake its task
-_STALLS = 16
+# An answer takes some iterations of the loop: to be sent, to be read, to wake its task.
+_STEPS = 8
+_MAX_STALLS = 16
 
 
 class StallTolerantTimeout:
     """Ends its block with `TimeoutError` after *duration* seconds in which the event loop was on time.
 
-    While the loop is busy elsewhere, the answer of a healthy server lies in the socket. A plain timer would be due
-    before that answer is read: the server would be taken for dead because its client is slow, and a service at its
-    limit would turn from its cache to its database. So the deadline passes in steps, and a step that comes later
-    than it is long does not count; at the most sixteen do not, since a loop may be late for ever.
+    While the loop is busy, the answer of a healthy server waits in the socket. A plain timer would fire before that
+    answer is read, the server would count as dead, and an overloaded service would bypass its cache and hit its
+    database. So the timeout passes in steps, and a step that is late by more than its length does not count. At most
+    sixteen steps are not counted, since a loop may be late for ever.
 
     Args:
         duration: Seconds.
@@ -29,10 +30,10 @@ class StallTolerantTimeout:
         self.restart(duration)
 
     def restart(self, duration: float) -> None:
-        """Give what comes now *duration* seconds."""
+        """Begin again, with *duration* seconds."""
         self._step = duration / _STEPS
         self._steps_left = _STEPS
-        self._stalls_left = _STALLS
+        self._stalls_left = _MAX_STALLS
         self._schedule()
 
     def _schedule(self) -> None:

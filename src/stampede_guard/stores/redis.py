@@ -337,7 +337,7 @@ class RedisStore:
         """Subscribe on a connection of its own."""
         node = self._topology.primary(self.channel)
         self._bus_node = node.name
-        connection = await node.dial()
+        connection = await node.connect()
         try:
             async with StallTolerantTimeout(self._limits.deadline):
                 self._note_run_id(node.name, await _run_id(connection))

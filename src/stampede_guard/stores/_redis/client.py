@@ -1,8 +1,8 @@
-"""Servers as a redis-py client of the user's own describes them.
+"""Reads the servers from a user's redis-py client.
 
-The client says where the servers are and how to log in; the connections are our own, of its class and with
-its options. Not its pool: that has the client's retries and maintenance notifications, which cannot be
-switched off without changing them for the client's own calls, and it may belong to another event loop.
+The store opens its own connections to the client's servers, of the client's class and with its options. It does not
+use the client's pool: the retries and maintenance notifications there cannot be switched off without a change for
+the client's own calls, and the pool may belong to another event loop.
 """
 
 import logging
@@ -26,8 +26,7 @@ from .urls import Servers, parse_url
 
 logger = logging.getLogger("stampede_guard")
 
-# Options that are set by `connection_settings`, change the type of the replies, or are redis-py's own links
-# between a connection and the client that it belongs to.
+# Options that `connection_settings` sets, that change the type of the replies, or that link a connection to its client.
 _NOT_TAKEN: Final = frozenset(
     {
         "connection_class",
@@ -61,15 +60,15 @@ _NOT_TAKEN: Final = frozenset(
         "socket_timeout",
     }
 )
-_UNSET: Final = {"socket_timeout": 5, "protocol": 3}  # what redis-py takes if they are not given, since 8.0
-_OURS: Final = "the guard's own connections to the same servers do without"
+_UNSET: Final = {"socket_timeout": 5, "protocol": 3}  # redis-py's defaults since 8.0
+_REMEDY: Final = "the guard's own connections to the same servers have it off"
 
 
 def describe(store: object) -> Servers:
-    """Return what a URL or an asyncio client of redis-py's says about the servers; log what the client has wrong.
+    """Return the servers of a URL or of an asyncio redis-py client; log harmful settings of the client.
 
     Raises:
-        ConfigurationError: it is neither, or wrong.
+        ConfigurationError: *store* is neither, or malformed.
     """
     if isinstance(store, str):
         return parse_url(store)
@@ -97,7 +96,9 @@ def describe(store: object) -> Servers:
 def _refusal(store: object) -> str:
     if isinstance(store, redis.Redis | redis.RedisCluster):
         return "the store is a synchronous Redis client, which would block the event loop; give one of redis.asyncio"
-    return f"the store is a {type(store).__name__}; give a URL, a client of redis.asyncio, or what makes a store"
+    return (
+        f"the store is a {type(store).__name__}; give a URL, a redis.asyncio client, or a function that makes a store"
+    )
 
 
 def _describe_pool(pool: Any) -> Servers:
@@ -116,7 +117,7 @@ def _describe_pool(pool: Any) -> Servers:
 def _describe_cluster(client: Any) -> Servers:
     options = client.connection_kwargs
     taken = _taken(options)
-    taken.pop("redis_connect_func", None)  # says READONLY to primaries too
+    taken.pop("redis_connect_func", None)  # sends READONLY to primaries too
     addresses = tuple((node.host, int(node.port)) for node in client.startup_nodes)
     translate = client.nodes_manager.address_remap
     return Servers("cluster", addresses, options.get("connection_class", Connection), taken, translate=translate)
@@ -131,20 +132,20 @@ def _address(options: dict[str, Any]) -> tuple[str, int]:
 
 
 def _faults(servers: Servers, options: dict[str, Any], retry: Any, *, is_told: bool) -> Iterator[tuple[str, str, str]]:
-    """Yield what is set, what that does, and what is done about it."""
+    """Yield each harmful setting, its harm, and the remedy."""
     if is_told:
-        yield "maintenance notifications on", "a pooled connection's unread reply is handed to the next caller", _OURS
+        yield "maintenance notifications on", "the next caller gets a pooled connection's unread reply", _REMEDY
     if retry is not None and retry.get_retries() != 0:
-        yield "retries on", "they execute commands twice and multiply every deadline", _OURS
+        yield "retries on", "they execute commands twice and multiply every deadline", _REMEDY
     if sys.version_info < (3, 12) and options.get("socket_timeout", _UNSET["socket_timeout"]) is not None:
-        yield "a socket_timeout", "under Python 3.11 redis-py loses cancellations with it", _OURS
+        yield "a socket_timeout", "under Python 3.11 redis-py loses cancellations with it", _REMEDY
     if options.get("decode_responses"):
-        yield "decode_responses on", "stored values are no text", _OURS
+        yield "decode_responses on", "stored values are no text", _REMEDY
     if str(options.get("protocol") or _UNSET["protocol"]) == "3":
-        yield "protocol 3", "it is what switches maintenance notifications on", "the guard's own connections use 2"
+        yield "protocol 3", "it switches maintenance notifications on", "the guard's own connections use 2"
     if servers.is_tls and not _is_checked(options):
-        remedy = "the guard's own connections do not either, as you have chosen; give it certificates to check"
-        yield "the check of certificates or host names off", "anybody on the way can pose as the server", remedy
+        remedy = "the guard's own connections do not check them either; configure certificates"
+        yield "the check of certificates or host names off", "another machine can pose as the server", remedy
 
 
 def _is_checked(options: dict[str, Any]) -> bool:

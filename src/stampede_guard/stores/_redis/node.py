@@ -1,9 +1,9 @@
-"""One Redis or Valkey server: its connections, and the exchange of commands with it.
+"""One Redis or Valkey server: its connections, and the exchange of commands.
 
-What is switched off in redis-py, and why: its retries, since they execute commands twice and multiply every
-deadline; maintenance notifications, since with them a pooled connection's unread reply is handed
-to the next caller; socket timeouts, since with them Python 3.11 loses cancellations. One deadline
-of our own spans the whole exchange instead, and a connection that failed is never used again.
+Three features of redis-py are switched off: retries, because they execute commands twice and multiply every deadline;
+maintenance notifications, because with them the next caller gets a pooled connection's unread reply; socket timeouts,
+because with them Python 3.11 loses cancellations. Instead, one deadline spans the whole exchange, and a connection
+that failed is never used again.
 """
 
 import asyncio
@@ -30,17 +30,19 @@ except ImportError as error:  # pragma: no cover  # the test environment has red
     message = "a Redis store needs redis-py: pip install 'stampede-guard[redis]'"
     raise ImportError(message) from error
 
-_CODE = re.compile("[A-Z]{2,16}")
+_ERROR_CODE = re.compile("[A-Z]{2,16}")
 
-_SPARE = 8  # connections for probes, beats and the like, which do not queue with the calls
-_CHUNK = 1 << 18  # bytes that are read at once
-_ROLE_LIFE = 1.0  # seconds for which a connection's server is taken for the primary that it said it is
-_HELLO = pack(("HELLO", "2"))  # tells the role too, and is the one way to it that needs no permission
-_DEMOTIONS = frozenset({"ReadOnlyError", "MasterDownError"})  # said by replicas alone
+_SPARE_CONNECTIONS = 8  # for probes, echoes and the like, which do not queue with the calls
+_READ_SIZE = 1 << 18  # bytes
+_ROLE_MAX_AGE = 1.0  # seconds for which a server counts as the primary that its last HELLO said it is
+# The only command with the role in its reply that needs no permission.
+_HELLO = pack(("HELLO", "2"))
+_DEMOTIONS = frozenset({"ReadOnlyError", "MasterDownError"})  # errors of replicas alone
 
 Address = tuple[str, int]  # host and port
 Command = tuple[Any, ...]  # the type of its reply, its name, its arguments
 Request = tuple[bytes, Sequence[Any]]  # commands, and the types of their replies
+NextRequest = Callable[[list[Any]], Awaitable[Request | None]]
 
 
 class Redirected(Refused):
@@ -49,7 +51,7 @@ class Redirected(Refused):
     Attributes:
         host: That node's host.
         port: That node's port.
-        is_moved: Whether it has the slot for good (MOVED), or the key this once (ASK).
+        is_moved: Whether it has the slot for good (MOVED), or the key for this request only (ASK).
     """
 
     def __init__(self, code: str, host: str, port: int, *, is_moved: bool) -> None:
@@ -64,7 +66,7 @@ class NotPrimaryError(ConnectionError):
 
 
 class ConnectionLimits(NamedTuple):
-    """What an exchange may take.
+    """Deadlines, and the number of connections.
 
     Attributes:
         deadline: Seconds for one exchange on an open connection.
@@ -78,7 +80,7 @@ class ConnectionLimits(NamedTuple):
 
 
 def connection_settings(**options: Any) -> dict[str, Any]:
-    """Return *options* of a redis-py connection with those that correctness rests on."""
+    """Return *options* of a redis-py connection with the settings that correctness needs."""
     return {
         **options,
         "protocol": 2,
@@ -93,10 +95,10 @@ class Node:
     """One server.
 
     Args:
-        name: How logs call it; holds neither address nor password. Unique within a store.
+        name: For logs, unique within a store; holds neither address nor password.
         connection_class: redis-py's, plain, TLS or Unix.
         options: Arguments of the connection: address, credentials, certificates.
-        limits: What an exchange may take.
+        limits: Deadlines, and the number of connections.
     """
 
     def __init__(
@@ -105,44 +107,47 @@ class Node:
         self.name = name
         self._limits = limits
         self._pool: Any = ConnectionPool(
-            connection_class, max_connections=limits.max_connections + _SPARE, **connection_settings(**options)
+            connection_class,
+            max_connections=limits.max_connections + _SPARE_CONNECTIONS,
+            **connection_settings(**options),
         )
         self._is_closed = False
         self._on_demotion: Callable[[], None] | None = None
         self._is_demoted = False
-        self._vouched: WeakKeyDictionary[Any, float] = WeakKeyDictionary()  # by writer: when its server was primary
-        self._dialled: WeakSet[Any] = WeakSet()
+        # When the server of each connection last said that it is the primary, by writer.
+        self._confirmed: WeakKeyDictionary[Any, float] = WeakKeyDictionary()
+        self._dedicated: WeakSet[Any] = WeakSet()
         self._avoided_until = -inf
 
     def require_primary(self, on_demotion: Callable[[], None]) -> None:
-        """Talk to a primary alone from now on; *on_demotion* is called when it is found to be one no more.
+        """Accept only replies of a primary from now on; call *on_demotion* when the server is a primary no more.
 
-        What an address leads to can change: a name, a virtual address or a service is moved to another server, and
-        connections that were made before stay with the old one. So each connection is asked for the role of its
-        server, with the first commands and once a second. The word of a replica, and READONLY, end all connections,
-        those that were dialled too. The next one finds out where the address leads to now, at most once a second as
+        The server behind an address can change: a name, a virtual address or a service is moved to another server, and
+        connections that were made before stay with the old one. So HELLO asks for the role of each connection's
+        server, with the first commands and once a second. The role of a replica, and READONLY, end all connections,
+        those of `connect` too. The next connection goes to the present server of the address, at most once a second as
         long as that is a replica.
         """
         self._on_demotion = on_demotion
 
     async def exchange(self, *commands: Command) -> list[Any]:
-        """Run *commands*, each behind the type of its reply, in one round trip; a refusal is a reply.
+        """Run *commands*, each with the type of its reply in front, in one round trip; a refusal is a reply.
 
         Raises:
             TimeoutError: the node took longer than the deadline, or connecting did.
-            Exception: whatever else went wrong with the connection; it is closed.
+            Exception: another failure of the connection, which is closed.
         """
         replies: list[Any] = []
 
-        async def hear(heard: list[Any]) -> None:
-            replies.extend(heard)
+        async def keep(received: list[Any]) -> None:
+            replies.extend(received)
 
-        said = b"".join([pack(words) for _, *words in commands]), [kind for kind, *_ in commands]
-        await self.converse(said, hear)
+        request = b"".join([pack(words) for _, *words in commands]), [kind for kind, *_ in commands]
+        await self.exchange_many(request, keep)
         return replies
 
-    async def converse(self, said: Request, go_on: Callable[[list[Any]], Awaitable[Request | None]]) -> None:
-        """Send what is *said*, and what *go_on* returns when it is given the replies, until that is nothing.
+    async def exchange_many(self, request: Request, next_request: NextRequest) -> None:
+        """Send *request*, and then each request that *next_request* returns for the last replies, until it is `None`.
 
         Raises:
             TimeoutError: as `exchange`.
@@ -151,68 +156,68 @@ class Node:
         if asyncio.get_running_loop().time() < self._avoided_until:
             raise NotPrimaryError
         try:
-            await self._converse(said, go_on)
+            await self._exchange_many(request, next_request)
         except NotPrimaryError:
-            await self._forsake()
+            await self._drop_all_connections()
             raise
         except Exception:
-            await self.cut()
+            await self.drop_idle_connections()
             raise
         finally:
-            if self._is_closed:  # meanwhile, and nobody closes it again
-                await self.cut()
+            if self._is_closed:  # meanwhile, so this connection is still open
+                await self.drop_idle_connections()
 
-    async def _converse(self, said: Request | None, go_on: Callable[[list[Any]], Awaitable[Request | None]]) -> None:
-        async with StallTolerantTimeout(self._limits.connect_timeout) as patience:
+    async def _exchange_many(self, request: Request | None, next_request: NextRequest) -> None:
+        async with StallTolerantTimeout(self._limits.connect_timeout) as timeout:
             connection = await self._pool.get_connection()
             try:
-                while said is not None:
-                    # Reset while idle, which the pool does not notice; or there is a word that nobody asked for.
+                while request is not None:
+                    # It was reset while idle, which the pool does not notice; or it has an unexpected reply.
                     if connection._writer.is_closing() or await connection.can_read():  # noqa: SLF001
-                        patience.restart(self._limits.connect_timeout)
+                        timeout.restart(self._limits.connect_timeout)
                         await connection.disconnect(nowait=True)
                         await connection.connect()
-                    patience.restart(self._limits.deadline)
-                    said = await go_on(await self._hear(connection, *said))
+                    timeout.restart(self._limits.deadline)
+                    request = await next_request(await self._send(connection, *request))
             except BaseException:
-                # Whatever it was, replies may be under way that the next caller would take for theirs.
+                # The next caller would get replies that are still under way.
                 await connection.disconnect(nowait=True)
                 raise
             finally:
                 await self._pool.release(connection)
 
-    async def _hear(self, connection: Any, text: bytes, kinds: Sequence[Any]) -> list[Any]:
-        """Return the replies to *text*, those of a primary if it has to be one."""
+    async def _send(self, connection: Any, text: bytes, kinds: Sequence[Any]) -> list[Any]:
+        """Return the replies to *text*, which only a primary may send if that is required."""
         if self._on_demotion is None:
             await connection.send_packed_command(text, check_health=False)
             return await _replies(connection, kinds)
-        writer, now = connection._writer, asyncio.get_running_loop().time()  # noqa: SLF001  # stands for the socket
-        vouched_at = self._vouched.get(writer)
-        is_due = vouched_at is None or now - vouched_at >= _ROLE_LIFE
+        writer, now = connection._writer, asyncio.get_running_loop().time()  # noqa: SLF001  # one for each socket
+        confirmed_at = self._confirmed.get(writer)
+        is_due = confirmed_at is None or now - confirmed_at >= _ROLE_MAX_AGE
         await connection.send_packed_command(_HELLO + text if is_due else text, check_health=False)
         try:
             replies = await _primary_replies(connection, kinds, tells_role=is_due)
         except NotPrimaryError:
-            if vouched_at is None:  # nor is it where the address leads to now
-                self._avoided_until = now + _ROLE_LIFE * (1 - random() / 4)  # noqa: S311  # no secret
+            if confirmed_at is None:  # a new connection, so the address leads to a replica now
+                self._avoided_until = now + _ROLE_MAX_AGE * (1 - random() / 4)  # noqa: S311  # no secret
             raise
         if is_due:
             self._is_demoted = False
-            self._vouched[writer] = now
+            self._confirmed[writer] = now
         return replies
 
-    async def _forsake(self) -> None:
-        """Let no connection be used again before its server has said that it is a primary."""
-        self._vouched.clear()
-        await self.cut()
-        for connection in tuple(self._dialled):
+    async def _drop_all_connections(self) -> None:
+        """Close all connections; the next one is used once its server has said that it is a primary."""
+        self._confirmed.clear()
+        await self.drop_idle_connections()
+        for connection in tuple(self._dedicated):
             await connection.disconnect(nowait=True)
         if not self._is_demoted and self._on_demotion is not None:
             self._is_demoted = True
             self._on_demotion()
 
-    async def dial(self) -> Any:
-        """Return a new connection of its own, connected; the caller closes it.
+    async def connect(self) -> Any:
+        """Return a new connection outside the pool; the caller closes it.
 
         Raises:
             TimeoutError: connecting took longer than its deadline.
@@ -228,21 +233,22 @@ class Node:
         except BaseException as error:
             await connection.disconnect(nowait=True)
             if isinstance(error, NotPrimaryError):
-                await self._forsake()
+                await self._drop_all_connections()
             raise
-        self._dialled.add(connection)
+        self._dedicated.add(connection)
         return connection
 
-    async def cut(self) -> None:
-        """Let no idle connection be used again.
+    async def drop_idle_connections(self) -> None:
+        """Close all idle connections.
 
-        What cut one has probably cut them all, and each would cost its finder a deadline, and the breaker a probe.
+        The failure that closed one connection has probably broken them all. Each broken connection would cost a
+        request its deadline, and the breaker a probe.
         """
-        for connection in tuple(self._pool._available_connections):  # noqa: SLF001  # its own way waits for each peer
+        for connection in tuple(self._pool._available_connections):  # noqa: SLF001  # its own method waits for peers
             await connection.disconnect(nowait=True)
 
     async def aclose(self) -> None:
-        """Close every connection, and those of exchanges that are under way as soon as they are over."""
+        """Close all connections; those of running exchanges are closed when these end."""
         self._is_closed = True
         async with asyncio.timeout(self._limits.connect_timeout):
             await self._pool.aclose()
@@ -252,10 +258,10 @@ class Node:
 
 
 async def _primary_replies(connection: Any, kinds: Sequence[Any], *, tells_role: bool) -> list[Any]:
-    """Return as many replies as there are *kinds*, behind that to HELLO if there is one.
+    """Return as many replies as there are *kinds*, without the reply to HELLO if it *tells_role*.
 
     Raises:
-        NotPrimaryError: one of them is a replica's; then the others are not to be believed either.
+        NotPrimaryError: one of the replies is a replica's, so none is valid.
     """
     replies = await _replies(connection, [list, *kinds] if tells_role else kinds, _DEMOTIONS)
     if tells_role and _is_replica(replies.pop(0)):
@@ -264,21 +270,21 @@ async def _primary_replies(connection: Any, kinds: Sequence[Any], *, tells_role:
 
 
 async def _replies(connection: Any, kinds: Sequence[Any], demotions: frozenset[str] = frozenset()) -> list[Any]:
-    """Return as many replies as there are *kinds*; a refusal is one, and leaves the connection in step.
+    """Return as many replies as there are *kinds*; a refusal is a reply, and the connection stays usable.
+
+    The stream is read without redis-py's parser, whose buffer is empty after the replies that it has read.
 
     Raises:
         NotPrimaryError: a refusal is one of *demotions*.
-
-    The stream is read past redis-py's parser, which has nothing left from the replies that it read.
     """
-    stream: asyncio.StreamReader = connection._reader  # noqa: SLF001  # there is no public way to it
+    stream: asyncio.StreamReader = connection._reader  # noqa: SLF001  # it has no public name
     replies: list[Any] = []
     buffer, at, lacking = b"", 0, 1
     while lacking:
         buffer = buffer[at:] + await _more(stream, lacking)
         at, lacking = parse(buffer, 0, len(kinds) - len(replies), replies)
     if at != len(buffer):
-        raise UnexpectedReply  # one too many: which of them nobody asked for is anybody's guess
+        raise UnexpectedReply  # there is one more than requests, so none can be assigned
     for position, (kind, reply) in enumerate(zip(kinds, replies, strict=True)):
         if not isinstance(reply, kind):
             replies[position] = refusal = _refusal(reply)
@@ -288,14 +294,14 @@ async def _replies(connection: Any, kinds: Sequence[Any], demotions: frozenset[s
 
 
 def _is_replica(hello: list[Any] | Refused) -> bool:
-    """Return whether *hello* is the word of a replica; a server that does not know the command is none."""
+    """Return whether *hello* is a replica's; a server without that command counts as a primary."""
     return not isinstance(hello, Refused) and (b"role", b"replica") in pairwise(hello)
 
 
 async def _more(stream: asyncio.StreamReader, lacking: int) -> bytes:
     try:
-        # What lacks much is one long value: waited for as a whole, it is put together once.
-        more = await (stream.read(_CHUNK) if lacking < _CHUNK else stream.readexactly(lacking))
+        # A long value is awaited as a whole, so that its parts are joined once.
+        more = await (stream.read(_READ_SIZE) if lacking < _READ_SIZE else stream.readexactly(lacking))
     except (OSError, asyncio.IncompleteReadError) as error:
         raise Disconnected(type(error).__name__) from error
     if not more:
@@ -308,8 +314,8 @@ def _refusal(reply: Any) -> Refused:
     """Return the refusal that *reply* is.
 
     Raises:
-        UnexpectedReply: it is something else.
-        ConnectionError: redis-py's; the server will not talk to us.
+        UnexpectedReply: it is a reply of another type.
+        ConnectionError: redis-py's; the server refuses the connection.
     """
     if not isinstance(reply, ErrorReply):
         raise UnexpectedReply
@@ -325,4 +331,4 @@ def _refusal(reply: Any) -> Refused:
 def _code(error: ResponseError) -> str:
     """Return the error's first word (WRONGTYPE, MISCONF, …), or type: the rest may quote keys and values."""
     word = str(error).partition(" ")[0]
-    return word if _CODE.fullmatch(word) else type(error).__name__
+    return word if _ERROR_CODE.fullmatch(word) else type(error).__name__

@@ -147,7 +147,7 @@ class Pipeliner:
 
         try:
             pipeline = self._pack(batch)
-            await self._node.converse(pipeline.request, go_on)
+            await self._node.exchange_many(pipeline.request, go_on)
         except Exception as error:  # noqa: BLE001  # drivers raise more than they document
             self._fail(batch, error)
         except BaseException:  # cancelled, as at the end of the event loop, or even after that

@@ -1,37 +1,37 @@
-"""Commands to bytes, and bytes to replies: RESP 2, as far as the store speaks it.
+"""RESP 2: packs commands and parses replies.
 
-redis-py connects, logs in and encrypts; what travels afterwards is packed and read here, since redis-py waits for
-each line of each reply by itself, which costs more than all the rest of a batch together.
+redis-py connects, logs in and encrypts. Requests are packed and replies are parsed here, because redis-py awaits each
+line of each reply by itself, which costs more than the rest of a pipeline.
 """
 
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-_LONGEST = 1 << 16  # bytes of a line; what is longer is none
-_DEEPEST = 8  # arrays within arrays
+_MAX_LINE = 1 << 16  # bytes
+_MAX_DEPTH = 8  # arrays within arrays
 _BULK, _INTEGER, _ARRAY, _SIMPLE, _ERROR = b"$:*+-"
-_MINUS = _ERROR  # in front of a length: there is nothing
+_MINUS = _ERROR  # in front of the length of a null
 
 
 class UnexpectedReply(Exception):  # noqa: N818  # the log shows the name
-    """The reply is of another type than the command's, or none at all: it belongs to something else."""
+    """The bytes are no reply, or of another type than the command's replies: they belong to another command."""
 
 
 class ErrorReply(NamedTuple):
-    """A reply that says no.
+    """An error, as a reply.
 
     Attributes:
-        text: The server's words, which may quote keys and values.
+        text: The server's text, which may quote keys and values.
     """
 
     text: str
 
 
 class _Incomplete(Exception):  # noqa: N818  # control flow of this module
-    """There is more to come.
+    """The reply is not complete.
 
     Args:
-        lacking: How many bytes at least.
+        lacking: How many bytes it lacks at least.
     """
 
     def __init__(self, lacking: int = 1) -> None:
@@ -40,23 +40,23 @@ class _Incomplete(Exception):  # noqa: N818  # control flow of this module
 
 
 def pack(words: Iterable[Any]) -> bytes:
-    """Return the command that *words* make: bytes as they are, everything else as its text."""
+    """Return the command of *words*: bytes as they are, other objects as text."""
     sent = [word if isinstance(word, bytes) else str(word).encode() for word in words]
     return b"*%d\r\n%b" % (len(sent), b"".join([b"$%d\r\n%b\r\n" % (len(word), word) for word in sent]))
 
 
 def parse(buffer: bytes, at: int, number: int, replies: list[Any]) -> tuple[int, int]:
-    """Append up to *number* replies that stand in *buffer* from *at* on.
+    """Append up to *number* replies from *buffer*, which begin at *at*.
 
     Returns:
         Where the next reply begins, and how many bytes it lacks at least.
 
     Raises:
-        UnexpectedReply: there is something else than a reply.
-        ValueError: it has no length, or is no number.
+        UnexpectedReply: the bytes are no reply.
+        ValueError: a length or an integer is no number.
     """
     find, append, size = buffer.find, replies.append, len(buffer)
-    for _ in range(number):  # the two common types here, and without a call
+    for _ in range(number):  # the two common types, without a call
         end = find(b"\r\n", at)
         kind = buffer[at] if end > at else 0
         if kind == _BULK and buffer[at + 1] != _MINUS:
@@ -81,7 +81,7 @@ def _parse_any(buffer: bytes, at: int, depth: int) -> tuple[Any, int]:
     """Return the reply that begins at *at*, and where the next one does."""
     end = buffer.find(b"\r\n", at)
     if end < 0:
-        if len(buffer) - at > _LONGEST:
+        if len(buffer) - at > _MAX_LINE:
             raise UnexpectedReply
         raise _Incomplete
     kind, word, at = buffer[at], buffer[at + 1 : end], end + 2
@@ -91,7 +91,7 @@ def _parse_any(buffer: bytes, at: int, depth: int) -> tuple[Any, int]:
         return word, at
     if kind == _ERROR:
         return ErrorReply(word.decode(errors="replace")), at
-    if kind not in {_BULK, _ARRAY} or depth > _DEEPEST:
+    if kind not in {_BULK, _ARRAY} or depth > _MAX_DEPTH:
         raise UnexpectedReply
     return _parse_sized(buffer, at, kind, int(word), depth)
 

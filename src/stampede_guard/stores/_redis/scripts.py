@@ -1,13 +1,13 @@
-"""The scripts that Redis runs: each in one slot, and each harmless when it is run twice with one token.
+"""The Lua scripts: each in one slot, and idempotent for one token.
 
-`v` is the value, `l` the lease, `g` the lowest acceptable version, `t` a tag's mark. A lease is the token of the
-flight that holds it, with a `w` behind once somebody waits; only then is the end of the load published. Who is not
-permitted to publish stores all the same: waiting flights look again by themselves. What an envelope looks like stands
-in `stores/_envelope.py`.
+`v` is the value, `l` the lease, `g` the lowest acceptable version, `t` a tag's mark. A lease is the token of its
+flight, with a `w` behind it if another flight waits; only then is the end of the load published. A user without the
+permission to publish can store all the same, because waiting flights poll. `stores/_envelope.py` has the format of an
+envelope.
 
-In place of a lease there may be a `!`, for a second: a load has ended for which others waited, and its value was not
-stored. The next one's most likely would not be either, so flights that ask meanwhile load side by side, and store
-nothing. One second is four times the longest pause between two looks of a flight that waits.
+For a second there may be a `!` in place of a lease. It means that a load has ended for which other flights waited,
+and that its value was not stored. The next load's value would most likely not be stored either, so flights that ask
+meanwhile load concurrently, and store nothing. One second is four times the longest polling pause.
 """
 
 from hashlib import sha1
@@ -15,14 +15,14 @@ from typing import Any, NamedTuple
 
 
 class Script(NamedTuple):
-    """A script, and the digest that it goes by once a server knows it."""
+    """A script, and the digest that stands for it on a server that knows it."""
 
     text: str
     digest: str
 
 
 class Call(NamedTuple):
-    """One script with its keys, all of one slot, and its arguments; before that the type of its reply."""
+    """The type of the reply, a script, its keys, all of one slot, and its arguments."""
 
     kind: Any
     script: Script
@@ -43,9 +43,9 @@ def _script(text: str) -> Script:
     return Script(text, sha1(text.encode(), usedforsecurity=False).hexdigest())
 
 
-# KEYS v l, or v alone to read it · ARGV token, lease in ms, last byte to read, what was seen and is not wanted
-# ("" nothing, "*" anything), a token of the same flight whose request went unanswered, fingerprint of the values that
-# will do
+# KEYS v l, or v alone to read it · ARGV token, lease in ms, last byte to read, value to reject ("" none, "*" any,
+# "=" and the token of its flight), a token of the same flight whose request was not answered, fingerprint of the
+# values to accept
 ACQUIRE = _script("""
     if ARGV[4] ~= '*' then
       local value = redis.pcall('GETRANGE', KEYS[1], 0, ARGV[3])
@@ -78,12 +78,13 @@ ACQUIRE = _script("""
     return {'OWN', 0}
 """)
 
-# Values with other fingerprints, those of another release, stay beside the new one, at most three and as long as all
-# are short enough to be read at once. A refresh takes them away: they are older.
+# Values with other fingerprints, those of other releases, stay beside the new one: at most three, and only if all
+# together are short enough to be read at once. A refresh removes them, because they are older.
 
 # KEYS v l g · ARGV token, envelope of one value, life in ms, version ("" none), life of g in ms, channel, message,
 # 1 for a refresh, bytes of the longest envelope
-# A refresh tells anyway, and what it may not replace it drops, since that may be older; a lease was taken after its own
+# A refresh always publishes. It drops a value that it may not replace, because that may be older; a lease was taken
+# after its own.
 FILL = _script("""
     local lease = redis.call('GET', KEYS[2])
     local there = redis.pcall('GETRANGE', KEYS[1], 0, 224)
@@ -167,8 +168,8 @@ RELEASE = _script("""
 """)
 
 # KEYS any of v l g · ARGV lowest version from now on ("" none), life of g in ms, channel, message ("" none)
-# A server without memory to spare refuses a script's first SET, but not one that comes after another write. That
-# must not be a DEL of the key: in a slot on its way to another node, a script may not set a key that is not there.
+# A server that is out of memory refuses a script's first SET, but not one after another write. That write must not be
+# a DEL of the key: in a slot that migrates to another node, a script may not set a key that is absent.
 INVALIDATE = _script("""
     local dropped = {}
     for _, key in ipairs(KEYS) do
@@ -185,8 +186,8 @@ INVALIDATE = _script("""
     return 1
 """)
 
-# A mark is of random bytes and the time at which it is set: a request that is executed twice, the second time long
-# after, must not bring an old mark back, and with it what was loaded under it. Times are not compared.
+# A mark is made of random bytes and the time: a request that is executed again, long after the first time, must not
+# restore an old mark, and with it values that were loaded under that mark. Times are not compared.
 
 # KEYS t · ARGV random bytes for a mark, life in ms
 MARK = _script("""

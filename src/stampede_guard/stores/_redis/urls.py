@@ -1,4 +1,4 @@
-"""What a Redis URL says.
+"""Parses Redis URLs.
 
 The forms:
 
@@ -36,13 +36,13 @@ class Servers:
     """Where the servers are, and how to connect.
 
     Attributes:
-        kind: How they belong together.
+        kind: Their topology.
         addresses: Of the server; of the primary and its replicas; of the sentinels; of some nodes.
         connection_class: redis-py's.
-        options: Of the connections to them all: login, database, certificates; the path of a socket.
-        service: What the sentinels call the service.
-        translate: Turns an address that the cluster tells into one to connect to.
-        sentinel_way: The class and the options of connections to the sentinels, if they are others.
+        options: Of the connections to all of them: login, database, certificates; the path of a socket.
+        service: The service's name at the sentinels.
+        translate: Turns an address of the cluster's map into one to connect to.
+        sentinel_way: The class and the options of connections to the sentinels, if they differ.
     """
 
     kind: Kind
@@ -54,8 +54,8 @@ class Servers:
     sentinel_way: tuple[type[Any], dict[str, Any]] | None = field(default=None, repr=False)
 
     def __reduce__(self) -> NoReturn:
-        """Refuse to be pickled: passwords are among the options."""
-        message = "what a Redis URL says cannot be pickled"
+        """Refuse to be pickled, because the options include passwords."""
+        message = "Servers cannot be pickled: their options include passwords"
         raise TypeError(message)
 
     @property
@@ -65,12 +65,12 @@ class Servers:
 
 
 def parse_url(url: str) -> Servers:
-    """Return what *url* says.
+    """Return the servers of *url*.
 
     Raises:
-        ConfigurationError: the URL is not one, or carries options: redis-py would let them win over
-            the settings that correctness rests on, `?ssl_cert_reqs=none` among them. The message
-            quotes nothing, as any part may be a piece of a password that was not escaped.
+        ConfigurationError: the URL is malformed, or has options, with which redis-py would override settings that
+            correctness needs, `?ssl_cert_reqs=none` for one. The message quotes nothing, because any part may belong
+            to a password that was not escaped.
     """
     if "?" in url or "#" in url:
         message = (
@@ -106,7 +106,7 @@ def _split(url: str) -> SplitResult:
     try:
         parts = urlsplit(url)
         _ = [urlsplit(f"//{host}").port for host in parts.netloc.rpartition("@")[2].split(",")]
-    except ValueError:  # its text quotes
+    except ValueError:  # its text may quote the password
         message = (
             "the Redis URL has a port that is not a number from 0 to 65535, or a character out of place; "
             "the form is redis://user:password@host:6379/0, where a / in the password is written %2F"
@@ -123,7 +123,7 @@ def _parse_unix(parts: SplitResult, login: dict[str, Any]) -> Servers:
 
 
 def _parse_host(host: str, port: int) -> Address:
-    """Return the address; the host is `localhost` by default, as with redis-py."""
+    """Return the address; the default host is `localhost`, as in redis-py."""
     parts = urlsplit(f"//{host}")
     return parts.hostname or "localhost", parts.port or port
 
