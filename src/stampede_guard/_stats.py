@@ -58,12 +58,13 @@ class Stats:
         l2_hits: Flights answered by the store.
         l2_misses: Flights that asked the store in vain.
         l2_waits: Flights that waited for another process's load.
-        l2_skips: Store operations not tried, because the breaker was open or the op awaits its invalidation.
-        l2_errors: Store operations that failed or ran out of time.
+        l2_skips: Store operations not tried, because the breaker was open, the queue too long, or too many
+            invalidations were unconfirmed.
+        l2_errors: Store operations that failed, ran out of time or were refused, and values larger than `max_bytes`.
         l2_undecodable: Stored values that were not this op's, or could not be decoded; treated as misses.
         l2_unstorable: Loads whose value cannot be stored, or would come back as something else.
         loads: Runs of the loader.
-        failures: Runs of the loader that ended in an error, a timeout or a cancellation.
+        failures: Flights that ended in an error, a timeout or a cancellation; with `coalesce_many`, one for each id.
         abandoned: Flights that everybody who waited had left before they landed.
         overtaken: Loads whose value was not stored: an invalidation or a refresh came meanwhile, the lease was lost,
             or the version is too old.
