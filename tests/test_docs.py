@@ -169,7 +169,7 @@ FACTS = [
     ("explanation/leases.md", "but at least {:g} s and at most {:g} s".format(*operation._LEASES)),
     ("explanation/leases.md", f"its last minute, at most {unconfirmed._LIMIT:,} for each event loop"),
     ("explanation/limits.md", f"lives for {WORDS[l1.UNTRUSTED_TTL].replace('a ', 'one ')} at most"),
-    ("how-to/invalidate.md", f"may have {tags._MOST} tags"),
+    ("how-to/invalidate.md", f"may have {tags._MAX_TAGS} tags"),
     ("how-to/redis-topologies.md", f"asked every {WORDS[health.PROBE_PERIOD].removeprefix('a ')}"),
     ("how-to/redis-topologies.md", f"every {sentinel._VIEW_PERIOD:g} s"),
     ("how-to/redis-topologies.md", f"within the last {WORDS[recent._LAG].replace('seconds', 'seconds is read')}"),

@@ -1,6 +1,7 @@
 import functools
 from collections.abc import Callable
 from contextvars import Context, ContextVar
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -198,6 +199,16 @@ def test_wrong_call() -> None:
 def test_derived_key(expected: str, value: object) -> None:
     """Without a template the op is the function's name and its arguments, typed."""
     assert f"{HERE}.one({expected})" == compile_key(one, None).build(value)
+
+
+@pytest.mark.parametrize("key", [None, "item-{item}", "item-{item.real}"])
+def test_whole_number_that_python_does_not_write_in_decimal(key: str | None) -> None:
+    """An `int` of more digits than `str` writes has an op of its own, as other values have."""
+    build = compile_key(one, key).build
+    huge = 10**5_000
+
+    assert build(huge) == build(huge)
+    assert 4 == len({build(huge), build(huge + 1), build(-huge), build(Decimal(huge))})
 
 
 def test_derived_key_of_every_parameter() -> None:

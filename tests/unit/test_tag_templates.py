@@ -15,7 +15,7 @@ import pytest
 
 from stampede_guard import Guard, InvalidKey, coalesce
 from stampede_guard._keys.tags import compile_tags, resolve_tag
-from stampede_guard._keys.template import is_of, resembles
+from stampede_guard._keys.template import matches, resembles
 
 HERE = __name__
 
@@ -110,6 +110,12 @@ def test_address_is_no_tag(value: Any) -> None:
     """An object that shows nothing but its address is refused: nothing else could ever spell that tag."""
     with pytest.raises(InvalidKey, match="has no text but its address, so no tag can name it: use an attribute"):
         tags_of(one, ("menu:{item}",))(value)
+
+
+def test_whole_number_that_python_does_not_write_in_decimal() -> None:
+    """An `int` of more digits than an f-string writes is refused: no invalidation could spell that tag."""
+    with pytest.raises(InvalidKey, match=r"^an argument of type builtins.int has no text .*limit.*: use an attribute"):
+        tags_of(one, ("menu:{item}",))(10**5_000)
 
 
 @pytest.mark.parametrize(("expected", "tag"), [("menu7s", "menu{item}s"), ("{7} 100 %'", "{{{item}}} 100 %'")])
@@ -401,7 +407,7 @@ def test_shapes(text: str, *, is_one: bool, is_like_one: bool) -> None:
     """A text is of a shape, or only like it, or neither."""
     shape = ("menu", "-", None, "-", "en")
 
-    assert is_one == is_of(shape, text)
+    assert is_one == matches(shape, text)
     assert is_like_one == resembles(shape, text)
 
 

@@ -1,7 +1,7 @@
-"""One text for each value, and never one for two: what keys are made of.
+"""The text of a value in a key: one text for each value.
 
-`canonical` is typed and quoted, for derived keys. `text_of` is the plain text that people expect
-in a template (`7` for `7` and for `"7"`), escaped so that it holds no separator and is never empty.
+`canonical` is typed and quoted, for derived keys. `text_of` is the plain text that users expect in a template (`7` for
+`7` and for `"7"`), escaped so that it contains no separator and is never empty.
 """
 
 import datetime as dt
@@ -26,16 +26,21 @@ from .names import REMEDY, lasting_name, qualified_name
 
 _NAN = "NaN differs from itself, so it cannot be part of a key"
 _SAFE = frozenset(string.ascii_letters + string.digits + "_.")
-_SHOWS_ALL = "asyncpg.pgproto.pgproto.UUID"  # a UUID in memory of its own; equal to the standard one
-_FIXED = "pydantic_core._pydantic_core.TzInfo"  # what a datetime in a request has: an offset, and no more
+# A subclass of `uuid.UUID` with a memory layout of its own, and no content of its own.
+_ASYNCPG_UUID = "asyncpg.pgproto.pgproto.UUID"
+# The zone of a datetime in a request: a fixed offset.
+_PYDANTIC_ZONE = "pydantic_core._pydantic_core.TzInfo"
+# Bits of the longest `int` that is written in decimal: from 640 digits on, an option of Python may forbid it.
+_DECIMAL_BITS = 2_048
 
 
 def canonical(value: Any) -> str:
-    """Return a text that no other value has, types told apart, for a value that is compared by its content.
+    """Return a text that no other value of any type has, for a value that is compared by its content.
 
     Raises:
         InvalidKey: the value has no such text: an arbitrary object, one that is compared by identity or by a method of
-            its own, an instance of a class without a lasting name, a subclass that holds more than its base, NaN.
+            its own, an instance of a class that cannot be found by name, a subclass with more content than its base,
+            NaN.
     """
     kind: Any = type(value)
     write = _WRITERS.get(kind)
@@ -47,20 +52,21 @@ def canonical(value: Any) -> str:
         return f"{lasting_name(kind)}{_write_member(value, '.{}'.format, '({})'.format)}"
     base = _base_of(value)
     if base is not None:
-        named = base if qualified_name(kind) == _SHOWS_ALL else kind
+        named = base if qualified_name(kind) == _ASYNCPG_UUID else kind
         return _write_named(lasting_name(named), base, value)
-    compared = _compared_fields(kind)
-    if compared is not None:
-        return _write_fields(value, compared)
+    names = _compared_fields(kind)
+    if names is not None:
+        inner = ",".join(f"{name}={canonical(getattr(value, name))}" for name in names)
+        return f"{lasting_name(kind)}({inner})"
     message = f"an argument of type {qualified_name(kind)} has no canonical form, so no key can be derived from it: "
     raise InvalidKey(message + REMEDY)
 
 
 def text_of(value: Any) -> str:
-    """Return the text of *value* in a template; types are not told apart, but what one type holds is.
+    """Return the text of *value* in a template: values of one type have different texts, those of two types may not.
 
     Raises:
-        InvalidKey: the value has no text (an arbitrary object, a subclass that holds more than its base, NaN).
+        InvalidKey: the value has no text (an arbitrary object, a subclass with more content than its base, NaN).
     """
     kind: Any = type(value)
     write = _TEXTS.get(kind)
@@ -75,7 +81,7 @@ def text_of(value: Any) -> str:
 def _escape(text: str) -> str:
     if _SAFE.issuperset(text):
         return text
-    encoded = text.encode("utf-8", "surrogatepass")  # a lone surrogate is a text too
+    encoded = text.encode("utf-8", "surrogatepass")
     return "".join(chr(byte) if chr(byte) in _SAFE else f"%{byte:02X}" for byte in encoded)
 
 
@@ -84,43 +90,43 @@ def _escaped(write: Callable[[Any], str], value: Any) -> str:
 
 
 def _base_of(value: Any) -> type | None:
-    """Return the base whose content is all that *value* holds; `None` if its class has no such base.
+    """Return the base class that has all the content of *value*; `None` if its class has no base in `_BASES`.
 
     Raises:
-        InvalidKey: it holds more.
+        InvalidKey: it has more content.
     """
     kind = type(value)
-    base = next((each for each in kind.__mro__ if each in _OPEN), None)
+    base = next((each for each in kind.__mro__ if each in _BASES), None)
     if base is None:
         return None
     more = sorted(getattr(value, "__dict__", ()))
     if more or not _adds_nothing(kind, base):
-        held = f"the attribute {more[0]!r}" if more else "fields of its own"
+        added = f"the attribute {more[0]!r}" if more else "fields of its own"
         message = (
             f"an argument of type {qualified_name(kind)} holds more than the {base.__name__} that it is, "
-            f"{held}, so no key can be derived from it: "
+            f"{added}, so no key can be derived from it: "
         )
         raise InvalidKey(message + REMEDY)
     return base
 
 
 def _adds_nothing(kind: type, base: type) -> bool:
-    """Whether instances of *kind* have no fields that those of *base* lack, but for a dict."""
+    """Whether instances of *kind* have no field that those of *base* lack, except a `__dict__`."""
     own = kind.__mro__[: kind.__mro__.index(base)]
     if any(isinstance(each, types.MemberDescriptorType) for above in own for each in vars(above).values()):
         return False  # a slot
-    # A field of a class in C shows in its size; a reference to a dict or to weak references is no field.
-    return kind.__basicsize__ <= type("", (base,), {}).__basicsize__ or qualified_name(kind) == _SHOWS_ALL
+    # A field of a class in C adds to its size; a reference to a dict or to weak references is no field.
+    return kind.__basicsize__ <= type("", (base,), {}).__basicsize__ or qualified_name(kind) == _ASYNCPG_UUID
 
 
 def _compared_fields(kind: Any) -> Iterable[str] | None:
-    """Return the fields by which instances of *kind* are compared, or `None` if it is not by fields."""
-    judge = next(above for above in kind.__mro__ if "__eq__" in vars(above))
-    if judge in msgspec.Struct.__mro__[:-1]:
+    """Return the fields by which instances of *kind* are compared; `None` if they are not compared by fields."""
+    definer = next(above for above in kind.__mro__ if "__eq__" in vars(above))
+    if definer in msgspec.Struct.__mro__[:-1]:
         return kind.__struct_fields__ if kind.__struct_config__.eq else None
     code = getattr(kind.__eq__, "__code__", None)
-    if judge is not kind or code is None:  # a subclass may hold what its base does not compare
-        return None
+    if definer is not kind or code is None:
+        return None  # a subclass may have fields that its base does not compare
     if is_dataclass(kind) and code.co_filename == "<string>":  # written by the decorator
         return [field.name for field in fields(kind) if field.compare]
     attributes = getattr(kind, "__attrs_attrs__", ()) if code.co_filename.startswith("<attrs generated") else None
@@ -128,11 +134,16 @@ def _compared_fields(kind: Any) -> Iterable[str] | None:
 
 
 def _write_member(member: Any, by_name: Callable[[str], str], by_value: Callable[[str], str]) -> str:
-    """Return the text of a member of an enum, by its name if that leads back to it: `name` may be overridden."""
-    name = member._name_
+    """Return the text of a member of an enum: by its name if that leads back to it, else by its value."""
+    name = member._name_  # the property `name` may be overridden
     if type(member).__members__.get(name) is member:
         return by_name(name)
-    return by_value(canonical(member._value_))  # a combination of flags, or made up by `_missing_`
+    # A combination of flags, or a member made by `_missing_`.
+    return by_value(canonical(member._value_))
+
+
+def _write_int(value: int) -> str:
+    return int.__repr__(value) if int.bit_length(value) <= _DECIMAL_BITS else int.__format__(value, "#x")
 
 
 def _write_decimal(value: Decimal) -> str:
@@ -146,18 +157,19 @@ def _write_time(text: str, zone: dt.tzinfo | None, fold: int) -> str:
 
 
 def _write_zone(zone: Any) -> str:
-    """Return what tells *zone* from others with the same offset now: they may differ an hour later."""
+    """Return the part of a time's text that tells *zone* from others with the same offset at that time."""
     kind = type(zone)
     if kind is dt.timezone:
         name, usual = zone.tzname(None), dt.timezone(zone.utcoffset(None)).tzname(None)
         return "" if name == usual else f"[{name!r}]"
-    if qualified_name(kind) == _FIXED:
+    if qualified_name(kind) == _PYDANTIC_ZONE:
         return ""
     try:
-        rebuilt = zone.__reduce_ex__(2)  # what makes an equal one elsewhere is all that there is to it
+        # The arguments that make an equal zone elsewhere; raises for one without.
+        reduced = zone.__reduce_ex__(2)
         if kind is ZoneInfo:
             return f"[{zone.key}]"
-        make, *parts = (str, rebuilt) if isinstance(rebuilt, str) else rebuilt
+        make, *parts = (str, reduced) if isinstance(reduced, str) else reduced
         return f"[{lasting_name(kind)}{canonical((make.__qualname__, *parts))}]"
     except Exception as error:
         message = f"a time in the zone {zone!r} has no canonical form; use zoneinfo.ZoneInfo or datetime.timezone"
@@ -174,23 +186,18 @@ def _write_all(values: Iterable[Any]) -> str:
     return ",".join(map(canonical, values))
 
 
-def _write_fields(value: Any, names: Iterable[str]) -> str:
-    inner = ",".join(f"{name}={canonical(getattr(value, name))}" for name in names)
-    return f"{lasting_name(type(value))}({inner})"
-
-
 def _write_named(name: str, base: type, value: Any) -> str:
-    """Return the text of *value* under the name of its type: in quotes, unless that of *base* stands for itself."""
+    """Return the text of *value* with the name of its type; quoted, unless *base* has a typed text of its own."""
     write = _BY_TEXT.get(base)
     return f"{name}({_WRITERS[base](value) if write is None else repr(write(value))})"
 
 
 def _write_dict(value: dict[Any, Any]) -> str:
-    # Equal dicts may differ in order; so the texts are sorted, not the keys, which may not compare.
+    # Equal dicts may differ in order. The texts are sorted, because the keys may not compare.
     return "{" + ",".join(sorted(f"{canonical(key)}:{canonical(item)}" for key, item in value.items())) + "}"
 
 
-# What stands in a key by its own text, under its type's name.
+# Types whose text is unique among their values; a derived key adds the name of the type.
 _BY_TEXT: dict[Any, Callable[[Any], str]] = {
     Decimal: _write_decimal,
     uuid.UUID: uuid.UUID.__str__,
@@ -207,14 +214,14 @@ _BY_TEXT: dict[Any, Callable[[Any], str]] = {
     ipaddress.IPv4Interface: str,
     ipaddress.IPv6Interface: str,
 }
-# Types in whose place a subclass may stand that adds nothing to them. Their own methods are asked, and not the
-# subclass's, which may show less than it holds.
-_OPEN = (str, bytes, int, float, tuple, Decimal, uuid.UUID, dt.datetime, dt.date, dt.time, dt.timedelta)
+# Types of which a subclass that adds no content may be used. The methods called are those of the base: a subclass may
+# override them, and show less than its content.
+_BASES = (str, bytes, int, float, tuple, Decimal, uuid.UUID, dt.datetime, dt.date, dt.time, dt.timedelta)
 
 _WRITERS: dict[type, Callable[[Any], str]] = {
     type(None): repr,
     bool: repr,
-    int: int.__repr__,
+    int: _write_int,
     str: str.__repr__,
     bytes: bytes.__repr__,
     float: _write_float,
@@ -229,7 +236,7 @@ _WRITERS: dict[type, Callable[[Any], str]] = {
 
 _TEXTS: dict[Any, Callable[[Any], str]] = {
     str: lambda value: _escape(str.__str__(value)) or "~empty",
-    int: lambda value: _escape(int.__repr__(value)),
+    int: lambda value: _escape(_write_int(value)),
     type(None): lambda value: f"~{value}",
     bool: lambda value: f"~{value}",
     float: lambda value: _escape(_write_float(value)),
@@ -239,9 +246,9 @@ _TEXTS: dict[Any, Callable[[Any], str]] = {
 
 
 def class_name(owner: type) -> str:
-    """Return the text that stands for a class in every process.
+    """Return the text of a class, the same in every process.
 
     Raises:
-        InvalidKey: a class made inside a function may have namesakes.
+        InvalidKey: a class made inside a function may share its name with others.
     """
     return text_of(lasting_name(owner))

@@ -1,13 +1,14 @@
-"""Functions that are written as source, under the signature of another function.
+"""Functions compiled from source, with the signature of another function.
 
-So the interpreter itself fills in defaults and sorts out keywords, as in the `__init__` of a dataclass. Only names of
-parameters, which are identifiers, get into the source: nothing that a user wrote is run.
+The interpreter then fills in defaults and assigns keywords, as with the `__init__` of a dataclass. The only text of the
+user's in the source is the names of parameters, which are identifiers.
 """
 
 import inspect
 import linecache
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import update_wrapper
+from inspect import Parameter
 from itertools import count
 from types import SimpleNamespace
 from typing import Any, get_type_hints
@@ -15,22 +16,21 @@ from weakref import finalize
 
 from ..errors import NotCoalescable
 
-_KINDS = inspect.Parameter
 _numbers = count(1)
 
 
-def parameters_of(function: Callable[..., Any]) -> list[inspect.Parameter]:
+def parameters_of(function: Callable[..., Any]) -> list[Parameter]:
     """Return the parameters of *function*."""
     return list(inspect.signature(function).parameters.values())
 
 
-def forwarding(parameters: Iterable[inspect.Parameter]) -> str:
-    """Return the arguments of a call that passes on *parameters* as they came."""
+def forwarding(parameters: Iterable[Parameter]) -> str:
+    """Return the source of the arguments of a call that passes on *parameters* unchanged."""
     return ", ".join([*_positional(parameters), *_by_keyword(parameters, "{0}={0}")])
 
 
-def as_tuple_and_dict(parameters: Iterable[inspect.Parameter]) -> tuple[str, str]:
-    """Return the sources of the tuple and of the dict with which such a call can be made later."""
+def as_tuple_and_dict(parameters: Iterable[Parameter]) -> tuple[str, str]:
+    """Return the sources of the tuple and of the dict to make such a call with later."""
     return tuple_of(_positional(parameters)), f"{{{', '.join(_by_keyword(parameters, '{0!r}: {0}'))}}}"
 
 
@@ -39,13 +39,13 @@ def tuple_of(expressions: Iterable[str]) -> str:
     return f"({''.join(f'{each}, ' for each in expressions)})"
 
 
-def _positional(parameters: Iterable[inspect.Parameter]) -> list[str]:
-    stars = {_KINDS.POSITIONAL_ONLY: "", _KINDS.POSITIONAL_OR_KEYWORD: "", _KINDS.VAR_POSITIONAL: "*"}
+def _positional(parameters: Iterable[Parameter]) -> list[str]:
+    stars = {Parameter.POSITIONAL_ONLY: "", Parameter.POSITIONAL_OR_KEYWORD: "", Parameter.VAR_POSITIONAL: "*"}
     return [stars[each.kind] + each.name for each in parameters if each.kind in stars]
 
 
-def _by_keyword(parameters: Iterable[inspect.Parameter], written: str) -> list[str]:
-    forms = {_KINDS.KEYWORD_ONLY: written, _KINDS.VAR_KEYWORD: "**{0}"}
+def _by_keyword(parameters: Iterable[Parameter], written: str) -> list[str]:
+    forms = {Parameter.KEYWORD_ONLY: written, Parameter.VAR_KEYWORD: "**{0}"}
     return [
         forms[each.kind].replace("{0!r}", repr(each.name)).replace("{0}", each.name)
         for each in parameters
@@ -54,17 +54,19 @@ def _by_keyword(parameters: Iterable[inspect.Parameter], written: str) -> list[s
 
 
 def imitate(stand_in: Any, function: Callable[..., Any]) -> None:
-    """Let *stand_in* look like *function*, as `functools.wraps` does; keep what its class defines.
+    """Give *stand_in* the attributes of *function*, as `functools.wraps` does, except those that its class defines.
 
-    An attribute of the function that is called like a method of the stand-in is found through `__wrapped__`.
+    The others are found through `__wrapped__`, which this sets.
     """
     own = {name: value for name, value in vars(function).items() if not hasattr(type(stand_in), name)}
     vars(stand_in).update(own)
-    update_wrapper(stand_in, function, updated=())  # which sets `__wrapped__` too
+    update_wrapper(stand_in, function, updated=())
 
 
 def annotation_of(function: Callable[..., Any], name: str) -> Any:
-    """Evaluate the annotation of a parameter, or of `"return"`, alone: others may name what only type checkers import.
+    """Evaluate the annotation of one parameter, or of `"return"`.
+
+    The others are left alone: they may use names that only type checkers import.
 
     Raises:
         KeyError: there is none.
@@ -79,7 +81,7 @@ def annotation_of(function: Callable[..., Any], name: str) -> Any:
 
 
 class _Verbatim:
-    """A default that is written into the source as a name."""
+    """A default that appears in the source as a name."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -91,39 +93,39 @@ class _Verbatim:
 def compile_like(
     function: Callable[..., Any], body: Sequence[str], namespace: Mapping[str, Any], *, is_async: bool = False
 ) -> Any:
-    """Return a function with the name and the parameters of *function*, whose body is these lines.
+    """Return a function with the name and the parameters of *function*, and with this *body*.
 
     Args:
-        function: What it looks like, to its callers, in errors and in tracebacks.
-        body: Lines of source; they can use the parameters and the names in *namespace*.
-        namespace: The rest of what the body uses; its names begin with `_sg_`.
-        is_async: Whether it is a coroutine function.
+        function: The function that callers, errors and tracebacks show.
+        body: Lines of source, which use the parameters and the names in *namespace*.
+        namespace: Names for the body, each beginning with `_sg_`, and their values.
+        is_async: Whether to make a coroutine function.
 
     Raises:
-        NotCoalescable: a parameter has such a name too.
+        NotCoalescable: the name of a parameter begins with `_sg_` too.
     """
     names = dict(namespace)
-    signature: list[inspect.Parameter] = []
+    signature: list[Parameter] = []
     for parameter in parameters_of(function):
         if parameter.name.startswith("_sg_"):
             message = f"{function.__qualname__}: call the parameter {parameter.name!r} something that is not _sg_…"
             raise NotCoalescable(message)
-        default: Any = _KINDS.empty
-        if parameter.default is not _KINDS.empty:
+        default: Any = Parameter.empty
+        if parameter.default is not Parameter.empty:
             default = _Verbatim(f"_sg_default_{parameter.name}")
             names[default.name] = parameter.default
-        signature.append(parameter.replace(annotation=_KINDS.empty, default=default))
+        signature.append(parameter.replace(annotation=Parameter.empty, default=default))
     head = f"{'async ' * is_async}def _sg_made{inspect.Signature(signature)}:"
     source = "\n".join((head, *(f"    {line}" for line in body), ""))
     file = f"<stampede_guard {function.__module__}.{function.__qualname__} {next(_numbers)}>"
     exec(compile(source, file, "exec"), names)  # noqa: S102  # as dataclasses do
     made = names["_sg_made"]
-    # Set afterwards, as a name may be anything: that of a lambda, a keyword, or one that the body uses.
+    # Set afterwards, because it need not be an identifier, and because the body may use the same name.
     made.__code__ = made.__code__.replace(co_name=function.__name__, co_qualname=function.__qualname__)
-    if is_async:  # tracebacks go through a coroutine, and should show what it says
+    if is_async:  # tracebacks pass through a coroutine, and should show its source
         linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
         finalize(made, linecache.cache.pop, file, None).atexit = False
     made.__name__ = function.__name__
-    made.__qualname__ = function.__qualname__  # a wrong call is reported under the function's own name
+    made.__qualname__ = function.__qualname__  # the TypeError of a wrong call shows it
     made.__module__ = function.__module__
     return made

@@ -1,13 +1,12 @@
-"""Op ids: built from a call's arguments, compiled once, when the function is decorated.
+"""Op ids: built from a call's arguments, by a compiled function.
 
-A compiled builder has the function's own signature, so the interpreter itself fills in defaults
-and sorts out keywords. A key that forgets an argument, or writes two different calls alike,
-hands one caller's answer to another; so both are refused or escaped:
+The builder is compiled once, when the function is decorated. It has the function's own signature, so the interpreter
+fills in defaults and assigns keywords. A key that leaves out an argument, or that is the same for two different calls,
+would give one caller's answer to another. So:
 
 * every parameter has to be in the key, or be named in `ignore=`;
-* in a template, a value is percent-escaped so that it can never contain a separator, and
-  each placeholder is fenced by separators; two templates that could still produce one op
-  are found by comparing their shapes (`may_collide`);
+* in a template, a value is percent-escaped and contains no separator, and separators stand around each placeholder;
+  two templates that could still produce one op are found by comparing their shapes (`may_collide`);
 * a derived key writes each argument in a typed, quoted form: `1`, `1.0`, `True` and `"1"` differ.
 """
 
@@ -17,6 +16,7 @@ from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, is_dataclass
 from hashlib import blake2b
+from inspect import Parameter
 from typing import Any, cast, get_args
 
 from ..errors import InvalidKey
@@ -27,17 +27,16 @@ from .template import Shape, Template, followed_by, may_begin_with, may_collide
 
 BuildKey = Callable[..., str]
 
-_KINDS = inspect.Parameter
-
-MAX_OP_LENGTH = 200  # characters: an op that has as many is not kept as it is
+MAX_OP_LENGTH = 200  # characters, from which on an op is shortened
+_WRITTEN_IN_PLACE = 1 << 63  # whole numbers below this, the usual ids, are written without a call
 _DIGESTED = re.compile(r"~[0-9a-f]{64}~")
 
 
 def shortened(op: str) -> str:
-    """Return *op*, or if it is long, what stands for it everywhere: a digest, and how it begins.
+    """Return *op*, or if it is long, the text that replaces it everywhere: a digest, and the beginning of *op*.
 
-    The digest comes first, where text that a caller adds to another cannot forge it, and what is short is never as
-    long: so no op is taken for another.
+    No two ops get the same text: the digest comes first, where no argument can forge it, and a short op is never as
+    long.
     """
     if len(op) < MAX_OP_LENGTH or (len(op) == MAX_OP_LENGTH and _DIGESTED.match(op)):
         return op
@@ -53,16 +52,16 @@ def receiver_of(function: Callable[..., Any]) -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeySpec:
-    """How one function's ops are built.
+    """How the ops of one function are built.
 
     Attributes:
         template: The template, or `None`.
         build: Takes a call's arguments, returns its op.
-        is_explicit: Whether a function of the user's builds the ops.
-        is_local: Whether ops mean something to this process alone, because an instance is part of them.
-        shape: What keeps this function's ops apart from those of others.
-        recipe: What the op is made of, beside the arguments.
-        arguments: Names of the parameters whose values alone make the op; `None` if something else has a part in it.
+        is_explicit: Whether a key function of the user builds the ops.
+        is_local: Whether the ops are valid in this process only, because an instance is part of them.
+        shape: The words and separators that tell this function's ops from those of others.
+        recipe: The key options; with others, the same function builds other ops.
+        arguments: Names of the parameters whose values alone make the op; `None` if anything else is part of it.
     """
 
     template: Template | None
@@ -79,8 +78,8 @@ class KeySpec:
             return may_collide(self.shape, other.shape)
         if self.template is other.template:
             return self.shape == other.shape
-        spelt, derived = (self, other) if other.template is None else (other, self)
-        return not derived.is_explicit and may_begin_with(spelt.shape, f"{derived.shape[0]}(")
+        written, derived = (self, other) if other.template is None else (other, self)
+        return not derived.is_explicit and may_begin_with(written.shape, f"{derived.shape[0]}(")
 
 
 def compile_key(  # noqa: PLR0915  # one decision after the other
@@ -91,14 +90,14 @@ def compile_key(  # noqa: PLR0915  # one decision after the other
     vary: Sequence[ContextVar[Any]] = (),
     is_shared: bool = False,
 ) -> KeySpec:
-    """Return how to build the ops of *function*, from a template, a callable, or all its arguments.
+    """Return how to build the ops of *function*: from a template, by a key function, or from all its arguments.
 
     Args:
-        function: Whose calls are keyed.
-        key: Template, callable, or `None` to derive the key.
+        function: The decorated function.
+        key: Template, key function, or `None` to derive the key.
         ignore: Parameters that do not change the answer.
         vary: Context variables that do.
-        is_shared: Whether other processes will see the ops, so that a class has to go by its name.
+        is_shared: Whether other processes see the ops, so that a class is written by its name.
 
     Raises:
         InvalidKey: a name is unknown, a parameter is left out, the template is malformed or ambiguous.
@@ -109,24 +108,23 @@ def compile_key(  # noqa: PLR0915  # one decision after the other
             message = f"{qualified_name(function)}: ignore= names {name!r}, which is no parameter of it"
             raise InvalidKey(message)
     template = Template.parse(key) if isinstance(key, str) else None
-    spoken_for = {*ignore} if template is None else {*ignore, *template.names}
     receiver = receiver_of(function)
-    if receiver in spoken_for or callable(key):
+    if callable(key) or receiver in ignore or (template is not None and receiver in template.names):
         receiver = None
     is_named = receiver == "cls" and is_shared
     namespace: dict[str, Any] = {"_sg_receiver": class_name if is_named else identity}
     if template is not None:
         _check_complete(function, template, {*ignore, receiver or ""}, names)
-        _check_kinds(function, [part for part in template.parts[1::2] if "." not in part])
+        _check_annotations(function, [part for part in template.parts[1::2] if "." not in part])
         body, shape = _template_body(template), template.shape
     elif key is None:
         used = [name for name in names if name not in ignore and name != receiver]
-        _check_kinds(function, used)
-        body = _derived_body(function, used)
-        shape = (qualified_name(function),)
+        _check_annotations(function, used)
+        body, shape = _derived_body(function, used), (qualified_name(function),)
     else:
-        namespace["_sg_key"] = _checked(function, cast("BuildKey", key))
-        body, shape = _forwarding_body(function), (qualified_name(function), "key")
+        namespace["_sg_key"] = _checked_key_function(function, cast("BuildKey", key))
+        body = f"{{_sg_key({forwarding(parameters_of(function))})}}"
+        shape = (qualified_name(function), "key")
     if receiver is not None:
         body += f"#{{_sg_receiver({receiver})}}"
         shape = followed_by(shape, "#")
@@ -134,6 +132,7 @@ def compile_key(  # noqa: PLR0915  # one decision after the other
         namespace[f"_sg_vary_{position}"] = variable
         body += f"@{{_sg_read(_sg_vary_{position})}}"
         shape = followed_by(shape, "@")
+    is_plain = receiver is None and not vary and not callable(key)
     return KeySpec(
         template=template,
         build=_builder(function, f"f{body!r}", namespace),
@@ -141,21 +140,21 @@ def compile_key(  # noqa: PLR0915  # one decision after the other
         is_local=receiver is not None and not is_named,
         shape=shape,
         recipe=(template and template.text, frozenset(ignore), *vary),
-        arguments=None if receiver is not None or vary or callable(key) else _arguments(function, template, ignore),
+        arguments=_arguments(function, template, ignore) if is_plain else None,
     )
 
 
 def _arguments(
     function: Callable[..., Any], template: Template | None, ignore: Sequence[str]
 ) -> tuple[str, ...] | None:
-    """Return the names of the parameters that make the op, if it is made of them as they are."""
+    """Return the names of the parameters that make the op, if it is made of their plain values only."""
     used = [each for each in parameters_of(function) if each.name not in ignore]
     if template is not None:
         expressions = set(template.parts[1::2])
-        if expressions != template.names:  # an object's attribute may change
-            return None
+        if expressions != template.names:
+            return None  # the attribute of an object may change
         used = [each for each in used if each.name in expressions]
-    if any(each.kind in (_KINDS.VAR_POSITIONAL, _KINDS.VAR_KEYWORD) for each in used):
+    if any(each.kind in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD) for each in used):
         return None
     return tuple(each.name for each in used)
 
@@ -176,11 +175,11 @@ def _check_complete(function: Callable[..., Any], template: Template, left_out: 
             raise InvalidKey(message)
 
 
-def _check_kinds(function: Callable[..., Any], names: Sequence[str]) -> None:
-    """Check that no annotation promises an argument that has no place in a key: a model of Pydantic's.
+def _check_annotations(function: Callable[..., Any], names: Sequence[str]) -> None:
+    """Check that no parameter is annotated as a Pydantic model, which has no canonical form.
 
     Raises:
-        InvalidKey: one does.
+        InvalidKey: one is.
     """
     for name in names:
         try:
@@ -189,29 +188,22 @@ def _check_kinds(function: Callable[..., Any], names: Sequence[str]) -> None:
             continue
         if model is not None:
             message = (
-                f"{qualified_name(function)}: the parameter {name!r} is a {qualified_name(model)}, a model, "
-                f"which has no canonical form: {_remedy_for(name)}"
+                f"{qualified_name(function)}: the parameter {name!r} is a {qualified_name(model)}, a model, which has "
+                "no canonical form: pass a key template that names what matters, such as "
+                f"'…-{{{name}.id}}', or key=, or ignore=({name!r},)"
             )
             raise InvalidKey(message)
 
 
-def _remedy_for(name: str) -> str:
-    return f"pass a key template that names what matters, such as '…-{{{name}.id}}', or key=, or ignore=({name!r},)"
-
-
 def _model_in(annotation: Any) -> type | None:
-    """Return the first model of Pydantic's in an annotation."""
-    if (
-        isinstance(annotation, type)
-        and hasattr(annotation, "__pydantic_core_schema__")
-        and not is_dataclass(annotation)
-    ):
-        return annotation
+    """Return the first Pydantic model in an annotation."""
+    if isinstance(annotation, type) and hasattr(annotation, "__pydantic_core_schema__"):
+        return None if is_dataclass(annotation) else annotation
     return next(filter(None, map(_model_in, get_args(annotation))), None)
 
 
 def _template_body(template: Template) -> str:
-    """Return an f-string's text; small whole numbers, the usual ids, are written without a call."""
+    """Return the text of an f-string for the op."""
     pieces: list[str] = []
     for position, part in enumerate(template.parts):
         if position % 2 == 0:
@@ -219,21 +211,22 @@ def _template_body(template: Template) -> str:
         elif "." in part:
             pieces.append(f"{{_sg_text({part})}}")
         else:
-            pieces.append(f"{{{part} if {part}.__class__ is _sg_int and {part} >= 0 else _sg_text({part})}}")
+            is_plain = f"{part}.__class__ is _sg_int and 0 <= {part} < {_WRITTEN_IN_PLACE}"
+            pieces.append(f"{{{part} if {is_plain} else _sg_text({part})}}")
     return "".join(pieces)
 
 
 def _derived_body(function: Callable[..., Any], names: Sequence[str]) -> str:
-    values = [f"{{{name} if {name}.__class__ is _sg_int else _sg_canonical({name})}}" for name in names]
+    values = [
+        f"{{{name} if {name}.__class__ is _sg_int and {-_WRITTEN_IN_PLACE} < {name} < {_WRITTEN_IN_PLACE} "
+        f"else _sg_canonical({name})}}"
+        for name in names
+    ]
     return f"{qualified_name(function)}({','.join(values)})"
 
 
-def _forwarding_body(function: Callable[..., Any]) -> str:
-    return f"{{_sg_key({forwarding(parameters_of(function))})}}"
-
-
-def _checked(function: Callable[..., Any], key: BuildKey) -> BuildKey:
-    """Return *key*, its signature checked now and its answers at each call."""
+def _checked_key_function(function: Callable[..., Any], key: BuildKey) -> BuildKey:
+    """Return *key*, with its signature checked now and its result checked at each call."""
     owner = qualified_name(function)
     if not callable(key):
         message = f"{owner}: key={key!r}; give a template or a function"
@@ -241,11 +234,11 @@ def _checked(function: Callable[..., Any], key: BuildKey) -> BuildKey:
     if inspect.iscoroutinefunction(key):
         message = f"{owner}: its key function is async; a key is built without waiting"
         raise InvalidKey(message)
-    plain = [p for p in parameters_of(function) if p.kind not in (_KINDS.VAR_POSITIONAL, _KINDS.VAR_KEYWORD)]
+    plain = [p for p in parameters_of(function) if p.kind not in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)]
     try:
         inspect.signature(key).bind(
-            *(p.name for p in plain if p.kind is not _KINDS.KEYWORD_ONLY),
-            **{p.name: p.name for p in plain if p.kind is _KINDS.KEYWORD_ONLY},
+            *(p.name for p in plain if p.kind is not Parameter.KEYWORD_ONLY),
+            **{p.name: p.name for p in plain if p.kind is Parameter.KEYWORD_ONLY},
         )
     except (TypeError, ValueError) as error:
         message = f"{owner}: its key function cannot take the same arguments: {error}"

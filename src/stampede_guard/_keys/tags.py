@@ -1,8 +1,8 @@
 """Tags: names of many ops at once.
 
-A tag is the text that an f-string makes of its template: `"restaurant:{restaurant_id}"` over 7 is `"restaurant:7"`.
-Nothing is escaped, unlike in keys, so the tag that a decorated function's template builds and the one that a caller
-spells out are the same text. Two templates may meet in one tag; an invalidation then forgets more than it had to.
+A tag is the text that an f-string makes of its template: `"restaurant:{restaurant_id}"` with 7 is `"restaurant:7"`.
+Unlike in keys, nothing is escaped, so that the tag built from a function's template is the same text as the tag that a
+caller writes. Two templates may produce the same tag; its invalidation then drops more than necessary.
 """
 
 import re
@@ -17,22 +17,22 @@ from .template import Template
 
 BuildTags = Callable[..., tuple[str, ...]]
 
-_MOST = 16  # as many marks as there is room for in front of a value
+_MAX_TAGS = 16
 _ADDRESS = re.compile(r"<[^<>]* at 0x[0-9A-Fa-f]+>")
 _PLACEHOLDER = re.compile(r"\{([^\W\d]\w*)(?:\.[^\W\d]\w*)*\}")
 
 
 def check_tags(owner: str, tags: Sequence[str]) -> None:
-    """Check that *tags* are some, and not too many.
+    """Check that *tags* is a sequence of tags, and not too long.
 
     Raises:
-        InvalidKey: they are not.
+        InvalidKey: it is not.
     """
     if not isinstance(tags, list | tuple) or not all(isinstance(tag, str) and tag for tag in tags):
         message = f"{owner}: tags={tags!r}; give a tuple of strings, none of them empty"
         raise InvalidKey(message)
-    if len(tags) > _MOST:
-        message = f"{owner}: {len(tags)} tags; give at most {_MOST}"
+    if len(tags) > _MAX_TAGS:
+        message = f"{owner}: {len(tags)} tags; give at most {_MAX_TAGS}"
         raise InvalidKey(message)
 
 
@@ -68,26 +68,30 @@ def _source_of(template: Template) -> str:
 
 
 def write_value(value: Any) -> str:
-    """Return the text of *value* in a tag, which is what an f-string makes of it.
+    """Return the text of *value* in a tag, as an f-string writes it.
 
     Raises:
-        InvalidKey: that text is the address of an object, which no other caller can spell.
+        InvalidKey: an f-string writes its address, or is unable to write it, as an `int` of very many digits.
     """
-    if value.__class__ is str or value.__class__ is int:
-        return str(value)
-    text = format(value)
+    try:
+        if value.__class__ is str or value.__class__ is int:
+            return str(value)
+        text = format(value)
+    except ValueError as error:
+        raise _has_no_text(value, f"has no text ({error})") from error
     if _ADDRESS.search(text):
-        kind = f"{type(value).__module__}.{type(value).__qualname__}"
-        message = (
-            f"an argument of type {kind} has no text but its address, so no tag can name it: "
-            "use an attribute in the tag, as in '…:{user.id}'"
-        )
-        raise InvalidKey(message)
+        raise _has_no_text(value, "has no text but its address")
     return text
 
 
+def _has_no_text(value: object, why: str) -> InvalidKey:
+    kind = f"{type(value).__module__}.{type(value).__qualname__}"
+    remedy = "use an attribute in the tag, as in '…:{user.id}'"
+    return InvalidKey(f"an argument of type {kind} {why}, so no tag can name it: {remedy}")
+
+
 def resolve_tag(tag: object, values: Mapping[str, object]) -> str:
-    """Return the tag that is meant: *tag* itself, or the one that it makes of *values* as a template.
+    """Return *tag* itself, or filled with *values* if there are any.
 
     Raises:
         InvalidKey: *tag* is not a string, or empty, or *values* are given that are not those of its placeholders.
@@ -99,6 +103,6 @@ def resolve_tag(tag: object, values: Mapping[str, object]) -> str:
 
 
 def placeholder_in(text: str) -> str | None:
-    """Return the name in the first placeholder that *text* has, if it has one."""
+    """Return the name in the first placeholder of *text*, if there is one."""
     found = _PLACEHOLDER.search(text) if "{" in text else None
     return None if found is None else found[1]

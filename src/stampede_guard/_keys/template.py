@@ -1,8 +1,7 @@
-"""Key templates: text with placeholders that can never be mistaken for text.
+"""Key templates: text with placeholders between separators.
 
-A value is escaped so that it can contain no separator (`_canonical.text_of`), and each placeholder is
-fenced by separators. So an op can be read back in one way only, and whether two templates can
-produce the same op can be seen from their shapes.
+A value is escaped so that it contains no separator (`canonical.text_of`). So an op can be split into literals and
+values in one way only, and the shapes of two templates show whether both can produce the same op.
 """
 
 import re
@@ -16,7 +15,7 @@ from typing import Any, TypeAlias
 
 from ..errors import InvalidKey
 
-# Words and separators by turns; `None` is a word that a placeholder fills.
+# Words and separators in turn; `None` stands for a placeholder.
 Shape: TypeAlias = tuple[str | None, ...]
 
 _SEPARATORS = re.compile(r"([^A-Za-z0-9_.~%]+)")
@@ -27,8 +26,8 @@ class Template:
     """A key template: literal text and `{parameter.attribute}` placeholders.
 
     Attributes:
-        text: As it was written.
-        parts: Literal and expression by turns: `("menu-", "menu.id", "-", "lang", "")`.
+        text: The template as it was written.
+        parts: Literals and expressions in turn: `("menu-", "menu.id", "-", "lang", "")`.
     """
 
     text: str
@@ -42,12 +41,12 @@ class Template:
             InvalidKey: it is not a template, or a placeholder touches a letter or another placeholder.
         """
         template = cls(text, _parts_of(text, "key template"))
-        template._check_fences()
+        template._check_separators()
         return template
 
     @classmethod
     def parse_tag(cls, text: str) -> "Template":
-        """Parse the template of a tag, in which placeholders may stand anywhere.
+        """Parse the template of a tag, where placeholders need no separators.
 
         Raises:
             InvalidKey: it is not a template.
@@ -55,7 +54,7 @@ class Template:
         return cls(text, _parts_of(text, "tag"))
 
     def fill(self, values: Mapping[str, object], write: Callable[[Any], str]) -> str:
-        """Return the text with *values*, by the names of parameters, in the form that *write* gives each.
+        """Return the text with *values*, which are given by name, each written by *write*.
 
         Raises:
             InvalidKey: *values* are not those of the placeholders.
@@ -70,27 +69,27 @@ class Template:
             pieces[position] = write(attrgetter(path)(values[name]) if path else values[name])
         return "".join(pieces)
 
-    def _check_fences(self) -> None:
+    def _check_separators(self) -> None:
         if not self.text.strip() or re.search(r"[{}%]|\s", "".join(self.parts[::2])):
             message = f"the key template {self.text!r} is empty, or has a space, a brace or a % in its text"
             raise InvalidKey(message)
-        for position, literal in enumerate(self.parts[::2]):
-            touches_before = position > 0 and not (literal == "" and position == len(self.parts) // 2)
-            touches_after = position < len(self.parts) // 2 and not (literal == "" and position == 0)
-            if (touches_before and not _SEPARATORS.match(literal)) or (
-                touches_after and not _SEPARATORS.match(literal[-1:])
-            ):
+        for position in range(1, len(self.parts), 2):
+            before, after = self.parts[position - 1], self.parts[position + 1]
+            is_first, is_last = position == 1, position == len(self.parts) - 2
+            is_apart_before = _SEPARATORS.match(before[-1:]) or (is_first and not before)
+            is_apart_after = _SEPARATORS.match(after) or (is_last and not after)
+            if not is_apart_before or not is_apart_after:
                 message = f"the key template {self.text!r} needs a separator, such as - or :, around each placeholder"
                 raise InvalidKey(message)
 
     @property
     def names(self) -> set[str]:
-        """The parameters that it uses."""
+        """The names of its parameters."""
         return {expression.partition(".")[0] for expression in self.parts[1::2]}
 
     @property
     def shape(self) -> Shape:
-        """Words and separators by turns, `None` for a word that a placeholder fills."""
+        """Words and separators in turn, with `None` for each placeholder."""
         shape: list[str | None] = []
         for position, part in enumerate(self.parts):
             if position % 2:
@@ -101,7 +100,7 @@ class Template:
 
 
 def _parts_of(text: str, kind: str) -> tuple[str, ...]:
-    """Return literals and expressions of a template by turns.
+    """Return the literals and expressions of a template in turn.
 
     Raises:
         InvalidKey: it is not a template.
@@ -133,18 +132,19 @@ def followed_by(shape: Shape, separator: str) -> Shape:
     last = shape[-1]
     if last is None or _is_word(last):
         return (*shape, separator, None)
-    return (*shape[:-1], last + separator, None)  # in the text, two separators in a row are one
+    # A shape has several separators in a row as one.
+    return (*shape[:-1], last + separator, None)
 
 
 def may_collide(mine: Shape, theirs: Shape) -> bool:
-    """Whether two shapes have a text in common."""
+    """Whether some text has both shapes."""
     return len(mine) == len(theirs) and all(
         a == b or (a is None and _is_word(b)) or (b is None and _is_word(a)) for a, b in zip(mine, theirs, strict=True)
     )
 
 
 def may_begin_with(shape: Shape, text: str) -> bool:
-    """Whether some text of *shape* begins with *text*, which ends with a separator."""
+    """Whether some text with this *shape* begins with *text*, which ends with a separator."""
     *words, end = filter(None, _SEPARATORS.split(text))
     fits = all(a == b or (a is None and _is_word(b)) for a, b in zip(shape, words, strict=False))
     return fits and len(shape) > len(words) and (shape[len(words)] or "").startswith(end)
@@ -159,15 +159,15 @@ def _pattern_of(shape: Shape) -> re.Pattern[str]:
     return re.compile("".join(r"[A-Za-z0-9_.~%]+" if part is None else re.escape(part) for part in shape))
 
 
-def is_of(shape: Shape, text: str) -> bool:
-    """Whether *text* is one that a template of *shape* makes."""
+def matches(shape: Shape, text: str) -> bool:
+    """Whether a template with this *shape* can produce *text*."""
     return _pattern_of(shape).fullmatch(text) is not None
 
 
 def resembles(shape: Shape, text: str) -> bool:
-    """Whether *text* could be one if values were not escaped: the literals are there, in order."""
-    if shape[0] is None:  # any text begins like this one
-        return False
+    """Whether *text* has the literals of *shape* in order, as a text whose values were not escaped."""
+    if shape[0] is None:
+        return False  # with a placeholder first, too many texts would
     position = 0
     for literal in filter(None, shape):
         found = text.find(literal, position)

@@ -14,7 +14,7 @@ from .._keys.canonical import text_of
 from .._keys.names import qualified_name
 from .._keys.spec import KeySpec, shortened
 from .._keys.tags import placeholder_in, resolve_tag
-from .._keys.template import Shape, Template, is_of, resembles
+from .._keys.template import Shape, Template, matches, resembles
 from .._memory.epochs import Lineage
 from .._stats import Counters
 from ..errors import InvalidKey
@@ -180,7 +180,7 @@ class Registry:
         for spec in self._specs():
             if spec.is_explicit or (spec.template is None and op.startswith(str(spec.shape[0]))):
                 return
-            if spec.template is not None and is_of(spec.shape, op):
+            if spec.template is not None and matches(spec.shape, op):
                 return
             if spec.template is not None and resembles(spec.shape, op):
                 resembled = spec.template
