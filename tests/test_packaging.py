@@ -8,6 +8,7 @@ import tomllib
 from importlib.metadata import metadata, version
 from inspect import isclass, isfunction, ismodule
 from pathlib import Path
+from tarfile import TarFile
 from zipfile import ZipFile
 
 import pytest
@@ -59,6 +60,23 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> ZipFile:
     return ZipFile(path)
 
 
+@pytest.fixture(scope="module")
+def sdist(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
+    """Return the names of the files in the sdist, built where tests lie beside the package."""
+    folder, source = tmp_path_factory.mktemp("dist"), tmp_path_factory.mktemp("source")
+    for path in ROOT.iterdir():
+        if path.is_file():
+            shutil.copy(path, source)
+    for name in ("src", "tests"):
+        ignored = shutil.ignore_patterns("*.egg-info", "*.so", "*.pyd", "__pycache__", ".*")
+        shutil.copytree(ROOT / name, source / name, ignore=ignored)
+    build = "import sys; from setuptools.build_meta import build_sdist; build_sdist(sys.argv[1])"
+    subprocess.run([sys.executable, "-c", build, str(folder)], cwd=source, check=True, capture_output=True)
+    (path,) = folder.glob("*.tar.gz")
+    with TarFile.open(path) as archive:
+        return {member.name.partition("/")[2] for member in archive if member.isfile()}
+
+
 def test_exported_names_are_the_public_ones() -> None:
     """`__all__` is sorted, and holds each public name of the package's own and no other."""
     public = sorted(
@@ -91,6 +109,19 @@ def test_wheel_holds_the_package_alone(wheel: ZipFile) -> None:
 
     assert package == shipped
     assert "stampede_guard/py.typed" in shipped
+
+
+def test_sdist_holds_what_a_build_needs_and_the_changelog(sdist: set[str]) -> None:
+    """The sdist has the sources, what describes them, and no tests, which need the whole repository."""
+    sources = {
+        str(path.relative_to(ROOT))
+        for path in (ROOT / "src/stampede_guard").rglob("*")
+        if path.suffix in {".py", ".c", ".h"} or path.name == "py.typed"
+    }
+    described = {"CHANGELOG.md", "LICENSE", "MANIFEST.in", "README.md", "SECURITY.md", "pyproject.toml"}
+    written = {"PKG-INFO", "setup.cfg"}
+
+    assert sources | described | written == {name for name in sdist if ".egg-info/" not in name}
 
 
 def test_wheel_carries_the_license(wheel: ZipFile) -> None:
