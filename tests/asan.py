@@ -23,7 +23,7 @@ FLAGS = ("-shared", "-fPIC", "-g", "-O1", "-fno-omit-frame-pointer", "-fsanitize
 FUZZED = (("--seconds", "20"), ("--seconds", "20", "--collect"))
 # It needs a new object at the address of a dead one, which a sanitizer keeps from happening for a long time.
 RECYCLED = "tests/unit/test_canonical.py::test_identities_are_never_recycled"
-WHICH = "import stampede_guard._speed.front as front; print(front.is_compiled and front._fast.__file__)"
+WHICH = "import stampede_guard._speed.forms as forms; print(forms.is_compiled and forms._fast.__file__)"
 
 
 class CannotWatchError(Exception):

@@ -1,4 +1,4 @@
-"""Does the same to both forms of `_speed.front`, at random, and compares what comes of it.
+"""Does the same to both forms of `_speed.forms`, at random, and compares what comes of it.
 
 `python tests/fuzz_forms.py --seconds 60` tells stories of one seed after the other. In each the same random steps are
 taken with the classes of `pure.py` and with those of `_fast.c`: looks, notes, validities that begin and end, and
@@ -39,7 +39,7 @@ class BrokenError(Exception):
 
 
 class Odd(int):
-    """An argument that may not be asked for its hash: no front has any business with it."""
+    """An argument that may not be asked for its hash: no cache has any business with it."""
 
     def __hash__(self) -> int:
         raise BrokenError
@@ -93,12 +93,12 @@ class Story:
             """A tally with a dict."""
 
         self.callee_class = Named
-        self.fronts: list[Any] = []
+        self.caches: list[Any] = []
         self.validities: list[Any] = []
         self.held: list[Any] = []
         self.callees: list[Any] = []
         self.tallies = [form.HitCounter(), Counted()]
-        self.fronts = [form.ArgumentCache(self.random.choice(self.tallies), room) for room in (0, 2, 3, 8)]
+        self.caches = [form.ArgumentCache(self.random.choice(self.tallies), capacity) for capacity in (0, 2, 3, 8)]
         self.validities = [self._new_era() for _ in range(3)]
         self.held = [self._new_held() for _ in range(4)]
         self.callees = [Named() for _ in range(3)]
@@ -110,7 +110,7 @@ class Story:
             self._drop,
             self._begin_era,
             self._trust,
-            self._kill,
+            self._clear,
             self._pass_time,
             self._misuse,
             *[self._set_call] * 2,
@@ -141,7 +141,7 @@ class Story:
 
     def anything(self) -> object:
         """Return something that is there."""
-        there = [*self.fronts, *self.validities, *self.held, *self.callees]
+        there = [*self.caches, *self.validities, *self.held, *self.callees]
         return self.random.choice(there) if there else None
 
     def step(self) -> None:
@@ -187,9 +187,9 @@ class Story:
     def _seen(self) -> list[Any]:
         """Return what can be seen from outside."""
         validities = [*self.validities, None]
-        fronts = [
-            (len(front), next((at for at, validity in enumerate(validities) if validity is front.validity), "gone"))
-            for front in self.fronts
+        caches = [
+            (len(cache), next((at for at, validity in enumerate(validities) if validity is cache.validity), "gone"))
+            for cache in self.caches
         ]
         held = [(self._named(each.value), repr(each.fresh_until), each.used, each.generation) for each in self.held]
         callees = [self._named(each._receiver) for each in self.callees]
@@ -197,7 +197,7 @@ class Story:
             [repr(validity.trusted_until) for validity in self.validities],
             [tally.l1_hits for tally in self.tallies],
         )
-        return [fronts, held, trust, hits, callees]
+        return [caches, held, trust, hits, callees]
 
     # Steps
 
@@ -206,23 +206,23 @@ class Story:
         return tuple(self.random.choices(pool, k=self.random.choice((0, 1, 1, 1, 2, 3))))
 
     def _look(self) -> Any:
-        return self.random.choice(self.fronts)(*self._arguments())
+        return self.random.choice(self.caches)(*self._arguments())
 
     def _show(self) -> Any:
         """Note an answer, mostly for the validity that is served."""
-        front = self.random.choice(self.fronts)
+        cache = self.random.choice(self.caches)
         validity = (
-            front.validity
-            if front.validity is not None and self.random.random() < 0.8
+            cache.validity
+            if cache.validity is not None and self.random.random() < 0.8
             else self.random.choice(self.validities)
         )
-        return front.note(self._arguments(), self.random.choice(self.held), validity)
+        return cache.note(self._arguments(), self.random.choice(self.held), validity)
 
     def _serve(self) -> Any:
-        return self.random.choice(self.fronts).serve(self.random.choice(self.validities))
+        return self.random.choice(self.caches).serve(self.random.choice(self.validities))
 
     def _drop(self) -> Any:
-        return self.random.choice(self.fronts).drop()
+        return self.random.choice(self.caches).drop()
 
     def _instant(self) -> float:
         return self.random.choice((inf, inf, self.now + 5, self.now + 1, self.now, -inf, nan))
@@ -248,8 +248,8 @@ class Story:
     def _trust(self) -> None:
         self.random.choice(self.validities).trusted_until = self._instant()
 
-    def _kill(self) -> None:
-        self.random.choice(self.held).kill()
+    def _clear(self) -> None:
+        self.random.choice(self.held).clear()
 
     def _pass_time(self) -> None:
         self.now += self.random.choice((0.5, 1.0, 4.0))
@@ -259,16 +259,16 @@ class Story:
 
     def _misuse(self) -> Any:
         """Call something as it may not be called."""
-        form, front = self.form, self.random.choice(self.fronts)
+        form, cache = self.form, self.random.choice(self.caches)
         wrong: list[Callable[[], object]] = [
-            lambda: front(1, menu_id=1),
+            lambda: cache(1, menu_id=1),
             lambda: form.Slot(value=1, fresh_until=1.0),
             lambda: form.Slot(1),
             lambda: form.Validity(time.monotonic),
             lambda: form.Validity(time.monotonic, loop=None),
-            lambda: form.ArgumentCache(self.tallies[0], room=3),
+            lambda: form.ArgumentCache(self.tallies[0], capacity=3),
             lambda: form.ArgumentCache(self.tallies[0]),
-            lambda: front.note((1,), self.held[0]),
+            lambda: cache.note((1,), self.held[0]),
         ]
         return self.random.choice(wrong)()
 

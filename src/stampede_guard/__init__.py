@@ -6,7 +6,7 @@ from ._decorators.many import CoalescedMany, CoalescedManyMethod, coalesce_many
 from ._flights.scoreboard import Scoreboard
 from ._guard import Guard
 from ._memory.entry import Entry
-from ._speed.front import is_compiled
+from ._speed.forms import is_compiled
 from ._stats import Stats
 from .errors import (
     CannotEncode,

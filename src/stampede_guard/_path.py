@@ -30,7 +30,7 @@ from ._memory.entry import Entry
 from ._memory.epochs import Generation
 from ._memory.l1 import UNTRUSTED_TTL
 from ._operations.operation import Isolated, Operation, for_caller
-from ._speed.front import ArgumentCache
+from ._speed.forms import ArgumentCache
 from ._stats import Counters
 from .errors import invalidation_pending
 

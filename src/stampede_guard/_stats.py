@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from ._speed.front import HitCounter
+from ._speed.forms import HitCounter
 
 
 class Counters(HitCounter):

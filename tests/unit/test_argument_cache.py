@@ -1,4 +1,4 @@
-"""The front of L1 in both its forms: the reference in Python, and the compiled one where there is one."""
+"""The cache of L1 in both its forms: the reference in Python, and the compiled one where there is one."""
 
 import asyncio
 import gc
@@ -19,7 +19,7 @@ import pytest
 
 from stampede_guard import Guard, GuardClosed, coalesce
 from stampede_guard._memory.l1 import Memory
-from stampede_guard._speed import front as chosen
+from stampede_guard._speed import forms as chosen
 from stampede_guard._speed import pure
 from stampede_guard.testing import ManualClock
 
@@ -53,11 +53,11 @@ def tally(form: ModuleType) -> Any:
 
 
 @pytest.fixture
-def front(form: ModuleType, tally: Any, validity: Any) -> Any:
-    """Return a front with room for three calls, which answers from the validity."""
-    front = form.ArgumentCache(tally, 3)
-    front.serve(validity)
-    return front
+def cache(form: ModuleType, tally: Any, validity: Any) -> Any:
+    """Return an argument cache with a capacity of three calls, which answers from the validity."""
+    cache = form.ArgumentCache(tally, 3)
+    cache.serve(validity)
+    return cache
 
 
 @pytest.fixture
@@ -75,12 +75,12 @@ def test_both_forms_have_the_same_names() -> None:
 
 
 @pytest.mark.parametrize("args", [(7,), ("en",), (None,), (), (7, "en"), (7, "en", None), (-(10**30),)])
-async def test_answers_a_call_that_it_knows(form: ModuleType, front: Any, tally: Any, soup: Any, args: Any) -> None:
+async def test_answers_a_call_that_it_knows(form: ModuleType, cache: Any, tally: Any, soup: Any, args: Any) -> None:
     """Arguments of the plain kinds lead to what is held; it is counted, and marked as used."""
-    before = (front(*args), soup.used, tally.l1_hits)
+    before = (cache(*args), soup.used, tally.l1_hits)
 
-    front.note(args, soup, front.validity)
-    after = (front(*args), front(*args), soup.used, tally.l1_hits)
+    cache.note(args, soup, cache.validity)
+    after = (cache(*args), cache(*args), soup.used, tally.l1_hits)
 
     assert (form.MISS, False, 0) == before
     assert ("soup", "soup", True, 2) == after
@@ -89,95 +89,95 @@ async def test_answers_a_call_that_it_knows(form: ModuleType, front: Any, tally:
 @pytest.mark.parametrize(
     "args", [(True,), (7.0,), (b"en",), ((7,),), (7, True), (object(),), (type("Id", (int,), {})(7),)]
 )
-async def test_other_arguments_are_not_its_business(form: ModuleType, front: Any, soup: Any, args: Any) -> None:
+async def test_other_arguments_are_not_its_business(form: ModuleType, cache: Any, soup: Any, args: Any) -> None:
     """What could be equal to something else, or change, is neither noted nor looked up."""
-    front.note((7,), soup, front.validity)
-    front.note((7, 1), soup, front.validity)
-    front.note(args, soup, front.validity)
+    cache.note((7,), soup, cache.validity)
+    cache.note((7, 1), soup, cache.validity)
+    cache.note(args, soup, cache.validity)
 
-    assert form.MISS is front(*args)
-    assert 2 == len(front)
+    assert form.MISS is cache(*args)
+    assert 2 == len(cache)
 
 
-async def test_one_and_true_are_two(form: ModuleType, front: Any, soup: Any) -> None:
+async def test_one_and_true_are_two(form: ModuleType, cache: Any, soup: Any) -> None:
     """`1`, `1.0` and `True` are equal, and different arguments; so are one argument and a tuple of it."""
-    front.note((1,), soup, front.validity)
+    cache.note((1,), soup, cache.validity)
 
-    assert [form.MISS] * 4 == [front(True), front(1.0), front("1"), front(1, None)]  # noqa: FBT003  # that is the point
+    assert [form.MISS] * 4 == [cache(True), cache(1.0), cache("1"), cache(1, None)]  # noqa: FBT003  # that is the point
 
 
 @pytest.mark.parametrize("value", [None, False, 0, "", ()])
-async def test_any_value_is_an_answer(form: ModuleType, front: Any, clock: ManualClock, value: object) -> None:
+async def test_any_value_is_an_answer(form: ModuleType, cache: Any, clock: ManualClock, value: object) -> None:
     """Nothing that a loader returns is taken for a miss."""
-    front.note((7,), form.Slot(value, clock() + 5), front.validity)
+    cache.note((7,), form.Slot(value, clock() + 5), cache.validity)
 
-    assert value == front(7)
+    assert value == cache(7)
 
 
-async def test_not_beyond_its_freshness(form: ModuleType, front: Any, soup: Any, clock: ManualClock) -> None:
+async def test_not_beyond_its_freshness(form: ModuleType, cache: Any, soup: Any, clock: ManualClock) -> None:
     """From the instant at which an entry stops being fresh, memory has to decide."""
-    front.note((7,), soup, front.validity)
+    cache.note((7,), soup, cache.validity)
 
     clock.advance(4.999)
-    before = front(7)
+    before = cache(7)
     clock.advance(0.001)
 
     assert "soup" == before
-    assert form.MISS is front(7)
+    assert form.MISS is cache(7)
 
 
-async def test_not_beyond_trust(form: ModuleType, front: Any, soup: Any, validity: Any, clock: ManualClock) -> None:
+async def test_not_beyond_trust(form: ModuleType, cache: Any, soup: Any, validity: Any, clock: ManualClock) -> None:
     """Nor does it answer when an invalidation may have been missed."""
-    front.note((7,), soup, front.validity)
+    cache.note((7,), soup, cache.validity)
     validity.trusted_until = clock() + 1
 
-    before = front(7)
+    before = cache(7)
     clock.advance(1)
 
     assert "soup" == before
-    assert form.MISS is front(7)
+    assert form.MISS is cache(7)
 
 
-async def test_not_what_is_dead(form: ModuleType, front: Any, soup: Any) -> None:
+async def test_not_what_is_dead(form: ModuleType, cache: Any, soup: Any) -> None:
     """An entry that memory let go of is no answer, and keeps nothing alive."""
-    front.note((7,), soup, front.validity)
+    cache.note((7,), soup, cache.validity)
 
-    soup.kill()
+    soup.clear()
 
-    assert form.MISS is front(7)
+    assert form.MISS is cache(7)
     assert (None, float("-inf")) == (soup.value, soup.fresh_until)
 
 
-async def test_dropped(form: ModuleType, front: Any, soup: Any, validity: Any) -> None:
-    """A front that was dropped knows nothing, until it serves again."""
-    front.note((7,), soup, front.validity)
+async def test_dropped(form: ModuleType, cache: Any, soup: Any, validity: Any) -> None:
+    """An argument cache that was dropped knows nothing, until it serves again."""
+    cache.note((7,), soup, cache.validity)
 
-    front.drop()
-    dropped = (front.validity, len(front), front(7))
-    front.serve(validity)
-    front.note((7,), soup, front.validity)
+    cache.drop()
+    dropped = (cache.validity, len(cache), cache(7))
+    cache.serve(validity)
+    cache.note((7,), soup, cache.validity)
 
     assert (None, 0, form.MISS) == dropped
-    assert "soup" == front(7)
+    assert "soup" == cache(7)
 
 
-async def test_never_more_than_there_is_room_for(form: ModuleType, front: Any, soup: Any) -> None:
-    """When its room is used up, all is forgotten."""
+async def test_never_more_than_there_is_room_for(form: ModuleType, cache: Any, soup: Any) -> None:
+    """A full cache is emptied."""
     for number in range(3):
-        front.note((number,), soup, front.validity)
-    full = [front(number) for number in range(3)]
+        cache.note((number,), soup, cache.validity)
+    full = [cache(number) for number in range(3)]
 
-    front.note((3,), soup, front.validity)
+    cache.note((3,), soup, cache.validity)
 
     assert ["soup"] * 3 == full
-    assert [form.MISS] * 3 + ["soup"] == [front(number) for number in range(4)]
+    assert [form.MISS] * 3 + ["soup"] == [cache(number) for number in range(4)]
 
 
 def test_held_knows_its_generation(form: ModuleType) -> None:
     """What is held tells whose it is, also when it is dead."""
     generation = object()
     held = form.Slot("soup", 5.0, generation)
-    held.kill()
+    held.clear()
 
     assert generation is held.generation
     assert form.Slot("soup", 5.0).generation is None
@@ -186,29 +186,29 @@ def test_held_knows_its_generation(form: ModuleType) -> None:
 def test_silent_in_another_loop(form: ModuleType, tally: Any, clock: ManualClock) -> None:
     """It answers in the loop of its validity, not in another, and not outside of any."""
     held = form.Slot("soup", clock() + 5)
-    front = form.ArgumentCache(tally, 3)
+    cache = form.ArgumentCache(tally, 3)
 
     async def look() -> Any:
-        return front(7)
+        return cache(7)
 
     with asyncio.Runner() as mine, asyncio.Runner() as other:
-        front.serve(form.Validity(clock, ref(mine.get_loop())))
-        front.note((7,), held, front.validity)
-        answers = [mine.run(look()), other.run(look()), front(7), mine.run(look())]
-        front.serve(form.Validity(clock, None))
-        front.note((7,), held, front.validity)
+        cache.serve(form.Validity(clock, ref(mine.get_loop())))
+        cache.note((7,), held, cache.validity)
+        answers = [mine.run(look()), other.run(look()), cache(7), mine.run(look())]
+        cache.serve(form.Validity(clock, None))
+        cache.note((7,), held, cache.validity)
         answers.append(mine.run(look()))
 
     assert ["soup", form.MISS, form.MISS, "soup", form.MISS] == answers
 
 
-async def test_real_time(form: ModuleType, front: Any) -> None:
+async def test_real_time(form: ModuleType, cache: Any) -> None:
     """By the real clock, what is fresh for long is answered, and what is not fresh any more is not."""
-    front.serve(form.Validity(time.monotonic, ref(asyncio.get_running_loop())))
-    front.note((1,), form.Slot("soup", time.monotonic() + 60), front.validity)
-    front.note((2,), form.Slot("salad", time.monotonic()), front.validity)
+    cache.serve(form.Validity(time.monotonic, ref(asyncio.get_running_loop())))
+    cache.note((1,), form.Slot("soup", time.monotonic() + 60), cache.validity)
+    cache.note((2,), form.Slot("salad", time.monotonic()), cache.validity)
 
-    assert ("soup", form.MISS) == (front(1), front(2))
+    assert ("soup", form.MISS) == (cache(1), cache(2))
 
 
 async def test_clock_that_fails(form: ModuleType, tally: Any, soup: Any) -> None:
@@ -217,74 +217,74 @@ async def test_clock_that_fails(form: ModuleType, tally: Any, soup: Any) -> None
     def broken() -> float:
         raise OSError
 
-    front = form.ArgumentCache(tally, 3)
-    front.serve(form.Validity(broken, ref(asyncio.get_running_loop())))
-    front.note((7,), soup, front.validity)
+    cache = form.ArgumentCache(tally, 3)
+    cache.serve(form.Validity(broken, ref(asyncio.get_running_loop())))
+    cache.note((7,), soup, cache.validity)
 
     with pytest.raises(OSError):  # noqa: PT011  # it has no text
-        front(7)
+        cache(7)
 
 
 async def test_no_cycle_is_left(form: ModuleType, tally: Any, validity: Any, clock: ManualClock) -> None:
-    """Values that lead back to their front are found by the garbage collector."""
+    """Values that lead back to their cache are found by the garbage collector."""
 
     class Menu:
         pass
 
     menu = Menu()
-    front = form.ArgumentCache(tally, 3)
-    front.serve(validity)
-    front.note((7,), form.Slot(menu, clock() + 5), front.validity)
-    menu.front = front  # type: ignore[attr-defined]
+    cache = form.ArgumentCache(tally, 3)
+    cache.serve(validity)
+    cache.note((7,), form.Slot(menu, clock() + 5), cache.validity)
+    menu.cache = cache  # type: ignore[attr-defined]
     gone = ref(menu)
 
-    del menu, front
+    del menu, cache
     gc.collect()
 
     assert gone() is None
 
 
-async def test_not_what_another_era_holds(form: ModuleType, front: Any, soup: Any, clock: ManualClock) -> None:
-    """What is held by the memory of another loop, whose thread lost the race for the front, is not noted."""
+async def test_not_what_another_era_holds(form: ModuleType, cache: Any, soup: Any, clock: ManualClock) -> None:
+    """What is held by the memory of another loop, whose thread lost the race for the cache, is not noted."""
     other = form.Validity(clock, ref(asyncio.get_running_loop()))
 
-    front.note((7,), soup, other)
-    noted = len(front)
-    front.drop()
-    front.note((7,), soup, other)
+    cache.note((7,), soup, other)
+    noted = len(cache)
+    cache.drop()
+    cache.note((7,), soup, other)
 
-    assert (0, 0) == (noted, len(front))
+    assert (0, 0) == (noted, len(cache))
 
 
-async def test_no_answer_of_the_era_before(form: ModuleType, front: Any, clock: ManualClock) -> None:
+async def test_no_answer_of_the_era_before(form: ModuleType, cache: Any, clock: ManualClock) -> None:
     """What is noted while the values of an validity that is over are let go of does not survive it."""
-    soup, before = form.Slot("soup", clock() + 5), front.validity
+    soup, before = form.Slot("soup", clock() + 5), cache.validity
 
     class Menu:
         def __del__(self) -> None:
-            front.note((9,), soup, before)
+            cache.note((9,), soup, before)
 
-    front.note((7,), form.Slot(Menu(), clock() + 5), before)
-    front.serve(form.Validity(clock, ref(asyncio.get_running_loop())))
+    cache.note((7,), form.Slot(Menu(), clock() + 5), before)
+    cache.serve(form.Validity(clock, ref(asyncio.get_running_loop())))
 
-    assert form.MISS is front(9)
+    assert form.MISS is cache(9)
 
 
 async def test_clock_that_ends_the_era(form: ModuleType, tally: Any) -> None:
-    """A look whose clock has the front forget its validity, which nothing else keeps alive, ends well."""
-    front = form.ArgumentCache(tally, 3)
+    """A look whose clock has the cache forget its validity, which nothing else keeps alive, ends well."""
+    cache = form.ArgumentCache(tally, 3)
 
     class Clock:
         def __call__(self) -> float:
-            front.drop()
+            cache.drop()
             gc.collect()
             return 1.0
 
-    front.serve(form.Validity(Clock(), ref(asyncio.get_running_loop())))
-    front.note((7,), form.Slot("soup", 5.0), front.validity)
+    cache.serve(form.Validity(Clock(), ref(asyncio.get_running_loop())))
+    cache.note((7,), form.Slot("soup", 5.0), cache.validity)
 
-    assert "soup" == front(7)
-    assert form.MISS is front(7)
+    assert "soup" == cache(7)
+    assert form.MISS is cache(7)
 
 
 class Ending:
@@ -317,69 +317,69 @@ def bursting() -> Iterator[Callable[[Callable[[], object]], None]]:
         gc.disable()
 
 
-async def test_entry_is_dead_before_its_value_is(form: ModuleType, front: Any, clock: ManualClock) -> None:
-    """A destructor that looks at the entry it was held by, through the front or not, finds it dead."""
+async def test_entry_is_dead_before_its_value_is(form: ModuleType, cache: Any, clock: ManualClock) -> None:
+    """A destructor that looks at the entry it was held by, through the cache or not, finds it dead."""
     seen: list[Any] = []
     held: list[Any] = []
-    held.append(form.Slot(Ending(lambda: seen.append((held[0].fresh_until, held[0].value, front(7)))), clock() + 5))
-    front.note((7,), held[0], front.validity)
+    held.append(form.Slot(Ending(lambda: seen.append((held[0].fresh_until, held[0].value, cache(7)))), clock() + 5))
+    cache.note((7,), held[0], cache.validity)
 
-    held[0].kill()
+    held[0].clear()
 
     assert [(float("-inf"), None, form.MISS)] == [(until, value, answer) for until, value, answer in seen]
 
 
 async def test_look_whose_key_sets_off_a_collection(
-    form: ModuleType, front: Any, clock: ManualClock, bursting: Callable[[Callable[[], object]], None]
+    form: ModuleType, cache: Any, clock: ManualClock, bursting: Callable[[Callable[[], object]], None]
 ) -> None:
-    """A cache that gets another validity while it makes a key, by a destructor, still answers from a living one."""
+    """A destructor that runs while a key is made may replace the validity, and the cache answers from the new one."""
     args, loop = tuple(range(30)), ref(asyncio.get_running_loop())  # a tuple so long is always allocated anew
     salad = form.Slot("salad", clock() + 5)
-    front.serve(form.Validity(clock, loop))
-    front.note(args, form.Slot("soup", clock() + 5), front.validity)
+    cache.serve(form.Validity(clock, loop))
+    cache.note(args, form.Slot("soup", clock() + 5), cache.validity)
 
     def change() -> None:
-        front.serve(form.Validity(clock, loop))
-        front.note(args, salad, front.validity)
+        cache.serve(form.Validity(clock, loop))
+        cache.note(args, salad, cache.validity)
 
     bursting(change)
-    answer = front(*args)
+    answer = cache(*args)
 
     assert answer in {"soup", "salad"}
     gc.collect()
-    assert "salad" == front(*args)
+    assert "salad" == cache(*args)
 
 
-async def test_note_whose_room_is_made_by_a_destructor(form: ModuleType, front: Any, clock: ManualClock) -> None:
+async def test_note_whose_room_is_made_by_a_destructor(form: ModuleType, cache: Any, clock: ManualClock) -> None:
     """An answer is not noted if forgetting the old ones has brought another validity, which it is not from."""
-    soup, validity = form.Slot("soup", clock() + 5), front.validity
+    soup, validity = form.Slot("soup", clock() + 5), cache.validity
     other = form.Validity(clock, ref(asyncio.get_running_loop()))
     for number in range(3):
-        front.note((number,), form.Slot(Ending(lambda: front.serve(other)), clock() + 5), validity)
+        cache.note((number,), form.Slot(Ending(lambda: cache.serve(other)), clock() + 5), validity)
 
-    front.note((7,), soup, validity)
+    cache.note((7,), soup, validity)
 
-    assert other is front.validity
-    assert (form.MISS, 0) == (front(7), len(front))
+    assert other is cache.validity
+    assert (form.MISS, 0) == (cache(7), len(cache))
 
 
-async def test_drop_whose_values_have_it_serve_again(form: ModuleType, front: Any, clock: ManualClock) -> None:
-    """What a destructor notes while the front is dropped belongs to the validity that it has the front serve."""
+async def test_drop_whose_values_have_it_serve_again(form: ModuleType, cache: Any, clock: ManualClock) -> None:
+    """What a destructor notes while the cache is dropped belongs to the validity that it has the cache serve."""
     soup = form.Slot("soup", clock() + 5)
     other = form.Validity(clock, ref(asyncio.get_running_loop()))
 
     def serve_again() -> None:
-        front.serve(other)
-        front.note((9,), soup, other)
+        cache.serve(other)
+        cache.note((9,), soup, other)
 
-    front.note((7,), form.Slot(Ending(serve_again), clock() + 5), front.validity)
-    front.drop()
+    cache.note((7,), form.Slot(Ending(serve_again), clock() + 5), cache.validity)
+    cache.drop()
 
-    assert (other, "soup", form.MISS) == (front.validity, front(9), front(7))
+    assert (other, "soup", form.MISS) == (cache.validity, cache(9), cache(7))
 
 
 async def test_clock_of_a_loop_that_does_not_run_is_not_asked(form: ModuleType, tally: Any, soup: Any) -> None:
-    """Outside of its loop a front asks no clock, and so cannot fail by it."""
+    """Outside of its loop an argument cache asks no clock, and so cannot fail by it."""
     asked: list[None] = []
 
     class Clock:
@@ -387,21 +387,21 @@ async def test_clock_of_a_loop_that_does_not_run_is_not_asked(form: ModuleType, 
             asked.append(None)
             raise OSError
 
-    front = form.ArgumentCache(tally, 3)
-    front.serve(form.Validity(Clock(), None))
-    front.note((7,), soup, front.validity)
+    cache = form.ArgumentCache(tally, 3)
+    cache.serve(form.Validity(Clock(), None))
+    cache.note((7,), soup, cache.validity)
 
-    assert form.MISS is front(7)
+    assert form.MISS is cache(7)
     assert [] == asked
 
 
-async def test_keywords_are_refused(form: ModuleType, front: Any, tally: Any) -> None:
+async def test_keywords_are_refused(form: ModuleType, cache: Any, tally: Any) -> None:
     """The compiled form takes what the reference takes, by position alone."""
     calls = (
-        lambda: front(7, menu_id=7),
+        lambda: cache(7, menu_id=7),
         lambda: form.Slot(value=7, fresh_until=1.0),
         lambda: form.Validity(time.monotonic, loop=None),
-        lambda: form.ArgumentCache(tally, room=3),
+        lambda: form.ArgumentCache(tally, capacity=3),
         lambda: form.Validity(time.monotonic),
         lambda: form.ArgumentCache(tally),
         lambda: form.Slot("soup"),
@@ -553,7 +553,7 @@ def test_which_form_is_used(
         compiled.__dict__.update({name: object() for name in pure.__all__}, FORM=pure.FORM + form_there)
     monkeypatch.setitem(sys.modules, "stampede_guard._speed._fast", compiled)
     monkeypatch.setenv("STAMPEDE_GUARD_PURE", asked)
-    spec = find_spec("stampede_guard._speed.front")
+    spec = find_spec("stampede_guard._speed.forms")
     assert spec is not None
     assert spec.loader is not None
     module = module_from_spec(spec)
@@ -574,8 +574,8 @@ async def guard(clock: ManualClock) -> AsyncIterator[Guard]:
 
 
 @pytest.fixture
-def fronts(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Return the fronts of functions that are decorated from now on."""
+def caches(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Return the caches of functions that are decorated from now on."""
     made: list[Any] = []
     module = import_module("stampede_guard._decorators.coalesce")
 
@@ -587,15 +587,15 @@ def fronts(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return made
 
 
-async def test_third_call_never_reaches_memory(guard: Guard, fronts: list[Any]) -> None:
-    """The first call loads, the second is answered by memory, the third by the front; all are counted."""
+async def test_third_call_never_reaches_memory(guard: Guard, caches: list[Any]) -> None:
+    """The first call loads, the second is answered by memory, the third by the cache; all are counted."""
 
     @coalesce("menu-{menu_id}-{lang}", ttl=60, guard=guard)
     async def load(menu_id: int, lang: str = "en") -> str:
         return f"{menu_id} in {lang}"
 
     answers = [await load(7), await load(7)]
-    known = len(fronts[0])
+    known = len(caches[0])
     answers += [await load(7), await load(menu_id=7), await load(7, lang="en"), await load(7, "fr")]
 
     assert ["7 in en"] * 5 + ["7 in fr"] == answers
@@ -604,7 +604,7 @@ async def test_third_call_never_reaches_memory(guard: Guard, fronts: list[Any]) 
 
 
 async def test_evicted_late_if_only_the_front_used_it(guard: Guard) -> None:
-    """Hits in the front count as use: what is hit there outlives what is not, although memory did not see it."""
+    """Hits in the cache count as use: what is hit there outlives what is not, although memory did not see it."""
     loads: list[int] = []
 
     @coalesce("menu-{menu_id}", ttl=60, guard=guard)
@@ -615,14 +615,14 @@ async def test_evicted_late_if_only_the_front_used_it(guard: Guard) -> None:
     await load(1)
     await load(1)
     for other in range(2, 9):
-        await load(1)  # by the front alone
+        await load(1)  # by the cache alone
         await load(other)
 
     assert [1, *range(2, 9)] == loads
 
 
 async def test_all_used_and_yet_one_has_to_go(clock: ManualClock) -> None:
-    """When a front has used more than an eviction looks at, one of them goes all the same."""
+    """When an argument cache has used more than an eviction looks at, one of them goes all the same."""
     memory = Memory(40, clock, asyncio.get_running_loop())
     for number in range(40):
         memory.put(f"menu-{number}", number, 60)
@@ -638,7 +638,7 @@ async def test_all_used_and_yet_one_has_to_go(clock: ManualClock) -> None:
 
 @pytest.mark.parametrize("way", ["invalidate", "clear", "expiry", "eviction"])
 async def test_front_keeps_nothing_that_memory_let_go(guard: Guard, clock: ManualClock, way: str) -> None:
-    """A value that was invalidated, cleared, evicted, or found too old is garbage, whatever the front knew."""
+    """A value that was invalidated, cleared, evicted, or found too old is garbage, whatever the cache knew."""
 
     class Menu:
         pass
@@ -690,7 +690,7 @@ def test_front_keeps_nothing_of_a_loop_that_is_gone() -> None:
 
 
 def test_two_loops_by_turns() -> None:
-    """While one loop has the front, another does without, and each remembers what it loaded itself."""
+    """While one loop has the cache, another does without, and each remembers what it loaded itself."""
 
     @coalesce(ttl=60, guard=Guard())
     async def load(menu_id: int) -> object:  # each another
@@ -727,7 +727,7 @@ async def test_closed_guard_is_closed_for_the_front_too() -> None:
 
 @pytest.mark.parametrize("is_reopened", [False, True])
 async def test_closed_guard_is_closed_whoever_holds_on_to_it(is_reopened: bool) -> None:  # noqa: FBT001
-    """What a front knows ends with the block, even if a load that was left behind keeps the block's memory alive."""
+    """An argument cache is emptied with the block, even if a load that was left behind keeps the memory alive."""
     from stampede_guard.testing import FaultStore  # noqa: PLC0415  # needed here alone
 
     clock = ManualClock()
@@ -754,7 +754,7 @@ async def test_closed_guard_is_closed_whoever_holds_on_to_it(is_reopened: bool) 
 
 
 async def test_isolated_answers_are_copies_each_time(guard: Guard) -> None:
-    """What is kept for another operation as bytes is never handed out by a front as it is."""
+    """What is kept for another operation as bytes is never handed out by an argument cache as it is."""
 
     @coalesce("menu-{menu_id}", ttl=60, guard=guard)
     async def load(menu_id: int) -> list[int]:

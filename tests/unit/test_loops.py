@@ -304,7 +304,7 @@ def test_loop_closed_with_a_load_up_is_let_go(*, is_joined: bool) -> None:
 
 
 def test_child_of_a_fork_leaves_the_parents_loops(make_loop: MakeLoop) -> None:
-    """Where this process was forked, sites of before are told nothing, and leave their fronts to others."""
+    """Where this process was forked, sites of before are told nothing, and release their argument caches."""
     sites, loop = new_states(), make_loop()
     own = remembering(sites, loop)
 

@@ -31,7 +31,7 @@ from .._operations.operation import NO_ANNOTATION, Operation, for_caller
 from .._operations.options import Options, shown
 from .._operations.policy import Policy
 from .._speed.call import call_lines
-from .._speed.front import MISS, ArgumentCache, FunctionProxy
+from .._speed.forms import MISS, ArgumentCache, FunctionProxy
 from ..errors import ConfigurationError, InvalidKey, NotCoalescable
 
 P = ParamSpec("P")

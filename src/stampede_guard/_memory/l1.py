@@ -14,7 +14,7 @@ from weakref import WeakSet, finalize, ref
 
 from cachetools import FIFOCache
 
-from .._speed.front import ArgumentCache, Slot, Validity
+from .._speed.forms import ArgumentCache, Slot, Validity
 from .epochs import Generation
 
 _SPARED = 16  # entries that one eviction lets past, since they were used
@@ -83,7 +83,7 @@ class _Entries(FIFOCache[str, Slot]):
     def _let_go(self) -> None:
         """Kill what was taken out: last, since the destructor of a value may read and write this very memory."""
         while self._dead:
-            self._dead.pop().kill()
+            self._dead.pop().clear()
 
 
 class Memory:

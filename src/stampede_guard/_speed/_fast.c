@@ -1,11 +1,11 @@
-/* The compiled twin of the classes in pure.py, which say what they mean; the same tests run both.
+/* The compiled twin of the classes in pure.py, which document them; the same tests run both.
 
-   Nothing here decides anything new. What makes it fast: no Python frame for a hit, a dict look-up with the
-   argument itself, and a coarse clock. Where anything is unusual, the answer is MISS, and Python decides.
+   It is fast because a hit has no Python frame, the dict is looked up with the argument itself, and the clock is a
+   coarse one. In any unusual case the answer is MISS, and the Python code decides.
 
    Python code may run inside any allocation of an object that is tracked (before 3.12 it may set off a collection),
-   any call, and any decrement of a count: it may drop a cache, serve another validity or kill an entry. So whatever is
-   used after one of these is owned, objects are consistent before one, and counts are decremented last. */
+   any call, and any decrement of a count: it may drop a cache, serve another validity or clear a slot. So an object that
+   is used after one of these is owned, objects are consistent before one, and counts are decremented last. */
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -14,7 +14,7 @@
 #include <stddef.h>
 #include <time.h>
 
-#define FORM 5 /* as in pure.py: raise both when what they offer changes */
+#define FORM 6 /* as in pure.py: raise both when what they offer changes */
 
 static PyObject *miss;      /* what an ArgumentCache returns when it has no answer */
 static PyObject *monotonic; /* time.monotonic: the one clock that can be read without a call */
@@ -68,7 +68,7 @@ static int slot_clear(Slot *self) {
 
 static void slot_dealloc(Slot *self) {
     PyObject_GC_UnTrack(self);
-    Py_TRASHCAN_BEGIN(self, slot_dealloc) /* what is slot may hold another, and so on */
+    Py_TRASHCAN_BEGIN(self, slot_dealloc) /* the value may hold another slot, and so on */
     Py_CLEAR(self->generation);
     Py_CLEAR(self->value);
     PyObject_GC_Del(self);
@@ -92,7 +92,7 @@ static PyObject *slot_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) 
     return (PyObject *)self;
 }
 
-static PyObject *slot_kill(Slot *self, PyObject *Py_UNUSED(ignored)) {
+static PyObject *slot_release(Slot *self, PyObject *Py_UNUSED(ignored)) {
     PyObject *value = self->value;
     self->fresh_until = -Py_HUGE_VAL;
     Py_INCREF(Py_None);
@@ -102,7 +102,7 @@ static PyObject *slot_kill(Slot *self, PyObject *Py_UNUSED(ignored)) {
 }
 
 static PyMethodDef slot_methods[] = {
-    {"kill", (PyCFunction)slot_kill, METH_NOARGS, NULL},
+    {"clear", (PyCFunction)slot_release, METH_NOARGS, NULL},
     {NULL},
 };
 
@@ -127,7 +127,7 @@ static PyTypeObject SlotType = {
     .tp_new = slot_new,
 };
 
-/* Validity: what all that one memory holds has in common. */
+/* Validity: state shared by all entries of one L1. */
 
 typedef struct {
     PyObject_HEAD
@@ -190,7 +190,7 @@ static PyTypeObject ValidityType = {
     .tp_new = validity_new,
 };
 
-/* The time, a little late: what is certainly fresh is so by this clock too, the rest is for the exact one. */
+/* The time, a little ahead: an entry that is fresh by this clock is fresh by the exact one too. */
 #ifdef CLOCK_MONOTONIC_COARSE
 static double slack = 0.0; /* seconds that the coarse clock may be behind: three of its ticks, 10 ms at least */
 #endif
@@ -225,11 +225,11 @@ static int validity_runs_here(Validity *self) {
 typedef struct {
     PyObject_HEAD
     vectorcallfunc vectorcall;
-    PyObject *table; /* by the argument, or a tuple of several: what is slot */
+    PyObject *table; /* from the argument, or a tuple of several, to a slot */
     HitCounter *counter;
     Validity *validity; /* or NULL */
     PyObject *weakrefs;
-    Py_ssize_t room;
+    Py_ssize_t capacity;
 } ArgumentCache;
 
 /* Equal ones of these classes are alike; 1, 1.0 and True are not. */
@@ -252,7 +252,7 @@ static PyObject *cache_key(PyObject *const *args, Py_ssize_t count) {
     return key;
 }
 
-static PyObject *cache_look(ArgumentCache *self, PyObject *const *args, size_t nargsf, PyObject *kwnames) {
+static PyObject *cache_call(ArgumentCache *self, PyObject *const *args, size_t nargsf, PyObject *kwnames) {
     if (kwnames != NULL && PyTuple_GET_SIZE(kwnames)) {
         PyErr_SetString(PyExc_TypeError, "ArgumentCache takes no keywords");
         return NULL;
@@ -300,7 +300,7 @@ static int cache_traverse(ArgumentCache *self, visitproc visit, void *arg) {
     return 0;
 }
 
-/* The table and the counter stay, and clear themselves: a look must not find one of them missing. */
+/* The table and the counter stay, and clear themselves, because a call must not find one of them missing. */
 static int cache_clear(ArgumentCache *self) {
     Py_CLEAR(self->validity);
     return 0;
@@ -317,14 +317,14 @@ static void cache_dealloc(ArgumentCache *self) {
 
 static PyObject *cache_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     PyObject *counter;
-    Py_ssize_t room;
-    if (!takes_no_keywords(kwargs, "ArgumentCache") || !PyArg_ParseTuple(args, "O!n:ArgumentCache", &HitCounterType, &counter, &room)) return NULL;
+    Py_ssize_t capacity;
+    if (!takes_no_keywords(kwargs, "ArgumentCache") || !PyArg_ParseTuple(args, "O!n:ArgumentCache", &HitCounterType, &counter, &capacity)) return NULL;
     ArgumentCache *self = (ArgumentCache *)type->tp_alloc(type, 0);
     if (self == NULL) return NULL;
     Py_INCREF(counter);
     self->counter = (HitCounter *)counter;
-    self->room = room;
-    self->vectorcall = (vectorcallfunc)cache_look;
+    self->capacity = capacity;
+    self->vectorcall = (vectorcallfunc)cache_call;
     self->table = PyDict_New();
     if (self->table == NULL) {
         Py_DECREF(self);
@@ -334,33 +334,33 @@ static PyObject *cache_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 }
 
 /* Answer from *validity*, or from nowhere if it is NULL. */
-static PyObject *cache_turn_to(ArgumentCache *self, PyObject *validity) {
+static PyObject *cache_answer_from(ArgumentCache *self, PyObject *validity) {
     PyObject *table = PyDict_New();
     if (table == NULL) return NULL;
-    PyObject *old_table = self->table, *old_era = (PyObject *)self->validity;
+    PyObject *old_table = self->table, *old_validity = (PyObject *)self->validity;
     Py_XINCREF(validity);
-    self->table = table; /* both at once: whatever a value's end runs must not find the one with the other */
+    self->table = table; /* both at once: a value's destructor must not find the new one with the other's old one */
     self->validity = (Validity *)validity;
     Py_DECREF(old_table);
-    Py_XDECREF(old_era);
+    Py_XDECREF(old_validity);
     Py_RETURN_NONE;
 }
 
 static PyObject *cache_serve(ArgumentCache *self, PyObject *validity) {
     if (!PyObject_TypeCheck(validity, &ValidityType)) {
-        PyErr_SetString(PyExc_TypeError, "validity: an Validity");
+        PyErr_SetString(PyExc_TypeError, "validity: a Validity");
         return NULL;
     }
-    return cache_turn_to(self, validity);
+    return cache_answer_from(self, validity);
 }
 
 static PyObject *cache_drop(ArgumentCache *self, PyObject *Py_UNUSED(ignored)) {
-    return cache_turn_to(self, NULL);
+    return cache_answer_from(self, NULL);
 }
 
 static PyObject *cache_note(ArgumentCache *self, PyObject *const *args, Py_ssize_t count) {
     if (count != 3 || !PyTuple_Check(args[0]) || !PyObject_TypeCheck(args[1], &SlotType)) {
-        PyErr_SetString(PyExc_TypeError, "note: a tuple of arguments, what is slot, and its validity");
+        PyErr_SetString(PyExc_TypeError, "note: a tuple of arguments, a slot, and its validity");
         return NULL;
     }
     PyObject *key = cache_key(((PyTupleObject *)args[0])->ob_item, PyTuple_GET_SIZE(args[0]));
@@ -370,9 +370,9 @@ static PyObject *cache_note(ArgumentCache *self, PyObject *const *args, Py_ssize
     }
     int failed = 0;
     if ((PyObject *)self->validity == args[2]) {
-        PyObject *table = self->table; /* that of this validity, even if the values that go have another served */
+        PyObject *table = self->table; /* that of this validity, even if a value's destructor has another one served */
         Py_INCREF(table);
-        if (PyDict_GET_SIZE(table) >= self->room) PyDict_Clear(table);
+        if (PyDict_GET_SIZE(table) >= self->capacity) PyDict_Clear(table);
         failed = PyDict_SetItem(table, key, args[1]);
         Py_DECREF(table);
     }
@@ -433,7 +433,7 @@ static PyObject *proxy_call(FunctionProxy *self, PyObject *const *args, size_t n
         return NULL;
     }
     int is_function = PyFunction_Check(called); /* which counts its depth itself; this may be one more of our kind */
-    Py_INCREF(called); /* what runs may set another */
+    Py_INCREF(called); /* the call may set another */
     if (self->receiver != NULL) {
         PyObject *method = PyMethod_New(called, self->receiver); /* it knows how to put its receiver in front */
         Py_DECREF(called);
@@ -555,7 +555,7 @@ static PyTypeObject FunctionProxyType = {
 static PyModuleDef definition = {
     PyModuleDef_HEAD_INIT,
     .m_name = "stampede_guard._speed._fast",
-    .m_doc = "The compiled twin of stampede_guard._speed.front.",
+    .m_doc = "The compiled twin of stampede_guard._speed.forms.",
     .m_size = -1,
 };
 

@@ -1,4 +1,4 @@
-"""The front of L1 in Python: the reference, which says what `_fast.c` has to do; see `front`."""
+"""The argument cache in Python, the reference for `_fast.c`; see `forms`."""
 
 import asyncio
 from collections.abc import Callable
@@ -10,13 +10,13 @@ __all__ = ("MISS", "ArgumentCache", "FunctionProxy", "HitCounter", "Slot", "Vali
 
 MISS: Any = object()
 
-FORM = 5  # raised whenever what is here changes, here and in `_fast.c`: what was compiled before is of no use then
+FORM = 6  # raised here and in `_fast.c` when what they offer changes: an older compiled form is not used then
 
 _PLAIN = frozenset({int, str, type(None)})  # equal ones of these classes are alike; 1, 1.0 and True are not
 
 
 class HitCounter:
-    """The counter that a front counts up; the base of an operation's counters."""
+    """The counter of an argument cache's hits; the base of an operation's counters."""
 
     __slots__ = ("l1_hits",)
 
@@ -28,12 +28,12 @@ class Slot:
     """A value in memory.
 
     Args:
-        value: Any.
+        value: Any object.
         fresh_until: Instant of the memory's clock.
-        generation: Whose value it is.
+        generation: That of the function that loaded the value.
 
     Attributes:
-        used: Whether it was an answer since an eviction last came by.
+        used: Whether it was an answer since an eviction last passed it.
     """
 
     __slots__ = ("fresh_until", "generation", "used", "value")
@@ -44,21 +44,21 @@ class Slot:
         self.fresh_until = fresh_until
         self.used = False
 
-    def kill(self) -> None:
-        """Never be fresh again, and let go of the value: fronts may hold on to this for a while."""
-        self.fresh_until = -inf  # first: the value's destructor may look here
+    def clear(self) -> None:
+        """Expire, and release the value: argument caches may keep the slot for a while."""
+        self.fresh_until = -inf  # first: the value's destructor may read the slot
         self.value = None
 
 
 class Validity:
-    """What all that one memory holds has in common.
+    """State shared by all entries of one L1: clock, event loop, and until when they may be served.
 
     Args:
         clock: Monotonic seconds.
-        loop: Weak reference to the event loop that the memory belongs to; without one, no front answers.
+        loop: Weak reference to the event loop that the memory belongs to; without one, no argument cache answers.
 
     Attributes:
-        trusted_until: Instant from which on nothing may be answered before memory has looked at it.
+        trusted_until: Instant from which on L1 has to be asked.
     """
 
     __slots__ = ("clock", "loop", "trusted_until")
@@ -73,31 +73,31 @@ class ArgumentCache:
     """The hits of one function, in one event loop at a time.
 
     Args:
-        counter: Where hits are counted.
-        room: How many calls are known at most; then all are forgotten, and learnt anew.
+        counter: Counts the hits.
+        capacity: How many calls it keeps at most; when it is full, it is emptied.
     """
 
-    __slots__ = ("__weakref__", "_counter", "_room", "_serving")
+    __slots__ = ("__weakref__", "_capacity", "_counter", "_serving")
 
-    def __init__(self, counter: HitCounter, room: int, /) -> None:
+    def __init__(self, counter: HitCounter, capacity: int, /) -> None:
         self._counter = counter
-        self._room = room
-        # One attribute for both: neither another thread nor a destructor finds the one with the other's successor.
+        self._capacity = capacity
+        # One attribute for both, so that no other thread and no destructor finds the one with the other's successor.
         self._serving: tuple[Validity | None, dict[Any, Slot]] = (None, {})
 
     @property
     def validity(self) -> Validity | None:
-        """What it answers from; `None` if from nowhere."""
+        """The validity of the memory that it answers from; `None` without one."""
         return self._serving[0]
 
     def __call__(self, *args: Any) -> Any:
-        """Return the answer to a call with these arguments, or `MISS`; only in a coroutine, since it may go stale."""
+        """Return the answer to a call with these arguments, or `MISS`; call it when the coroutine is awaited."""
         validity, table = self._serving
         key = args[0] if len(args) == 1 else args
         if validity is None or not (key.__class__ in _PLAIN or (key is args and _is_plain(args))):
             return MISS
         slot = table.get(key)
-        # Before the clock is asked, which may run anything.
+        # Before the clock is read, which may run any code.
         if slot is None or validity.loop is None or validity.loop() is not asyncio._get_running_loop():  # noqa: SLF001  # the documented one raises
             return MISS
         now = validity.clock()
@@ -112,18 +112,18 @@ class ArgumentCache:
         self._serving = validity, {}
 
     def note(self, args: tuple[Any, ...], slot: Slot, validity: Validity, /) -> None:
-        """Answer calls with *args* with what is *slot*, if such calls can be told apart for sure.
+        """Answer calls with *args* from *slot*, if all of them are plain.
 
-        Unless *validity*, which it is from, is no longer the present one: the thread of another loop may be faster.
+        Unless *validity*, which the slot belongs to, has been replaced: the thread of another loop may be faster.
         """
         present, table = self._serving
         if present is validity and _is_plain(args):
-            if len(table) >= self._room:
+            if len(table) >= self._capacity:
                 table.clear()
             table[args[0] if len(args) == 1 else args] = slot
 
     def drop(self) -> None:
-        """Know nothing, and answer from nowhere."""
+        """Forget all calls and the validity."""
         self._serving = None, {}
 
     def __len__(self) -> int:
@@ -133,7 +133,7 @@ class ArgumentCache:
 class FunctionProxy:
     """An object that is called like the function it holds, and binds as functions do. Classes of it have a dict.
 
-    A call of a bound method begins with a new object, so that has to be cheap: it shares the dict.
+    Each call of a bound method makes a new object, which has to be cheap, so it shares the dict.
     """
 
     __slots__ = ("_call", "_receiver")
@@ -142,19 +142,19 @@ class FunctionProxy:
     _receiver: Any
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:  # noqa: ARG004  # those of `__init__`
-        """Make one that is bound to nothing."""
+        """Make an unbound proxy."""
         made = object.__new__(cls)
         made._receiver = None
         return made
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the function, with what this is bound to in front."""
+        """Call the function, with the receiver as its first argument if there is one."""
         if self._receiver is None:
             return self._call(*args, **kwargs)
         return self._call(self._receiver, *args, **kwargs)
 
     def __get__(self, instance: object | None, owner: type | None = None) -> Any:
-        """Bind to *instance*; what is bound stays so."""
+        """Bind to *instance*; a bound proxy stays as it is."""
         return self if instance is None or self._receiver is not None else self.bound_to(instance)
 
     def bound_to(self, receiver: object, /) -> Any:
@@ -167,7 +167,7 @@ class FunctionProxy:
 
 
 def _is_plain(args: tuple[Any, ...]) -> bool:
-    for arg in args:  # noqa: SIM110  # a generator would cost more than all the rest
+    for arg in args:  # noqa: SIM110  # a generator would cost more than the rest of the call
         if arg.__class__ not in _PLAIN:
             return False
     return True

@@ -1,13 +1,13 @@
-"""The front of L1: answers repeated calls of one function before their op id is even built.
+"""The argument cache: answers repeated calls before their op id is built.
 
 A hit in L1 has four costs that a dict does not have: building the op, moving the entry to the end of the order of
-use, reading an exact clock, and finding out which event loop is running. A front saves the first two, and cheapens
-the others. Its table leads from a call's arguments straight to what memory holds for them. It decides nothing by
-itself: an entry gets there once memory has answered that very call; memory marks it dead when it is dropped, expires
-or is evicted; and whatever is not plain, here and certainly fresh is `MISS`, and takes the ordinary path.
+use, reading an exact clock, and finding out which event loop is running. The argument cache saves the first two, and
+makes the others cheaper. Its table leads from a call's arguments to the slot of their entry in L1. An entry gets there
+once L1 has answered that very call, and L1 clears the slot when the entry is dropped, expires or is evicted. A call
+whose arguments are not plain, whose loop is another, or whose entry may not be fresh is a `MISS`, which L1 answers.
 
-`pure.py` is the reference. `_fast.c` is its twin, compiled where there is a compiler when the package is built, and
-used unless the environment variable `STAMPEDE_GUARD_PURE` is set.
+`pure.py` is the reference. `_fast.c` is its twin. It is compiled where there is a compiler when the package is built,
+and used unless the environment variable `STAMPEDE_GUARD_PURE` is set.
 """
 
 import os
