@@ -82,17 +82,11 @@ class Guard:
             count("max_loads", max_loads)
         self._drain_timeout = seconds("drain_timeout", drain_timeout, zero=True)
         self._clock = clock
-        given = {
-            "deadline": deadline,
-            "connect_timeout": connect_timeout,
-            "max_connections": max_connections,
-            "tracking": tracking,
-        }
-        make_store = store_maker(store, max_bytes, **given)
-        self._has_store = make_store is not None
+        times = {"deadline": deadline, "connect_timeout": connect_timeout}
+        make_store = store_maker(store, max_bytes, **times, max_connections=max_connections, tracking=tracking)
         epochs = Epochs()
         make_state = partial(make_loop_state, make_store, epochs, namespace, maxsize, max_bytes, max_loads, clock)
-        self._states = LoopStates(make_state, needs_entering=self._has_store)
+        self._states = LoopStates(make_state, needs_entering=make_store is not None)
         self._path = DataPath(self._states, enabled=enabled, rollout=rollout)
         self._invalidator = Invalidator(self._states, epochs)
         self._registry = Registry()
@@ -101,7 +95,7 @@ class Guard:
     @property
     def has_store(self) -> bool:
         """Whether there is an L2."""
-        return self._has_store
+        return self._states.needs_entering
 
     @property
     def capabilities(self) -> frozenset[str]:
@@ -179,23 +173,22 @@ class Guard:
 
     def _fetching(self, name: str, options: Options, returns: Any, codec: Codec | None) -> Operation:
         """Return the operation of `fetch` under *name* with these options, remembered from the last time."""
+        known_as: tuple[Any, ...] | None
         try:
             known_as = (name, frozenset(options.items()), returns, codec)
             operation = self._fetches.get(known_as)
         except TypeError:  # a codec, say, that has no hash
-            return self._new_fetching(name, options, returns, codec)
+            known_as = operation = None
         if operation is None:
-            operation = self._new_fetching(name, options, returns, codec)
+            if not isinstance(name, str) or not name:
+                message = f"name={name!r}: give a string that is not empty"
+                raise ConfigurationError(message)
+            operation = self._add_operation(name, Policy.from_options(options), codec=codec, annotation=lambda: returns)
             if len(self._fetches) >= _FETCHES:
                 self._fetches.clear()
-            self._fetches[known_as] = operation
+            if known_as is not None:
+                self._fetches[known_as] = operation
         return operation
-
-    def _new_fetching(self, name: str, options: Options, returns: Any, codec: Codec | None) -> Operation:
-        if not isinstance(name, str) or not name:
-            message = f"name={name!r}: give a string that is not empty"
-            raise ConfigurationError(message)
-        return self._add_operation(name, Policy.from_options(options), codec=codec, annotation=lambda: returns)
 
     async def invalidate(self, op: str, /, *, version: int | None = None, wait: bool = True, **values: object) -> None:
         """Forget *op*: in this process at once, before anything is awaited, then in the store and everywhere.
@@ -287,11 +280,7 @@ class Guard:
         return operation
 
     def _register(self, owner: object, spec: KeySpec, operation: Operation) -> None:
-        """Note that *owner*'s ops belong to *operation*, for as long as *owner* lives.
-
-        Raises:
-            InvalidKey: another function's calls could have the same ops.
-        """
+        """Note that *owner*'s ops belong to *operation*, or raise `InvalidKey` if another function may have them."""
         if self._registry.add(owner, spec, operation):  # defined anew: what the old function left is not its own
             self._states.tell(Change("replaced"))
 

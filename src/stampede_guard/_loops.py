@@ -259,12 +259,12 @@ class LoopStates:
 
     Args:
         make: Makes the running loop's.
-        needs_entering: Whether a loop has one only where the guard was entered.
+        needs_entering: Whether a loop has one only after the guard was entered: it has a store.
     """
 
     def __init__(self, make: Callable[[], LoopState], *, needs_entering: bool) -> None:
         self._make = make
-        self._needs_entering = needs_entering
+        self.needs_entering = needs_entering
         self._open: dict[int, ref[LoopState]] = {}
         self._numbers = count()
         self._last: Callable[[], LoopState | None] = _no_state  # weak: a state has to die with its loop
@@ -277,7 +277,7 @@ class LoopStates:
             GuardClosed: the guard has to be entered first.
         """
         state = self.here()
-        if state is None and self._needs_entering:
+        if state is None and self.needs_entering:
             message = (
                 "this guard has a store, and is not open in the running event loop. Open it around its use:\n"
                 "    async with guard:\n"

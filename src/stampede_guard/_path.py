@@ -63,13 +63,12 @@ class DataPath:
         operation: Operation,
         function: Callable[..., Awaitable[Any]],
         build_tags: Callable[..., Sequence[str]] | None,
-        answers_by_arguments: ArgumentCache | None = None,
+        answers: ArgumentCache | None = None,
     ) -> Callable[[str, Any, Any, Any], Any]:
         """Return steps 1 and 2 of each call of *function*: a closure, made once for each operation.
 
-        It takes the op, the arguments as a tuple and a dict, and the arguments under which the argument cache may know
-        the answer from now on. It returns what L1 keeps, or a flight. It is not async, which saves one coroutine frame
-        for each waiter.
+        It takes the op, the arguments as a tuple and a dict, and those under which *answers* may know the answer from
+        now on. It returns what L1 keeps, or a flight. It is not async, which saves one coroutine frame for each waiter.
         """
         here, running, counters = self._states.here, self._states.running, operation.counters
         join_or_launch = self.join_or_launch
@@ -79,15 +78,10 @@ class DataPath:
             slot = state.memory.get(op)  # 1
             if slot is not None:
                 counters.l1_hits += 1
-                if (
-                    answers_by_arguments is not None
-                    and len(op) < MAX_OP_LENGTH
-                    and slot.value.__class__ is not Isolated
-                ):
-                    state.memory.note_in(answers_by_arguments, shown, slot)
+                if answers is not None and len(op) < MAX_OP_LENGTH and slot.value.__class__ is not Isolated:
+                    state.memory.note_in(answers, shown, slot)
                 return slot.value
-            flight, _ = join_or_launch(state, operation, op, function, args, kwargs, build_tags)  # 2
-            return flight
+            return join_or_launch(state, operation, op, function, args, kwargs, build_tags)  # 2
 
         return lookup_or_launch
 
@@ -138,10 +132,8 @@ class DataPath:
                 answers[position] = operation.for_caller(slot.value)
                 continue
             load, tags = make_load(position), partial(build_tags, position)
-            flight, is_new = self.join_or_launch(state, operation, op, load, (), {}, tags, is_refresh=is_refresh)  # 2
-            flights[position] = flight
-            if is_new:
-                on_launch(load, flight)
+            how: Any = {"is_refresh": is_refresh, "on_launch": partial(on_launch, load)}
+            flights[position] = self.join_or_launch(state, operation, op, load, (), {}, tags, **how)  # 2
         operation.counters.l1_hits += len(ops) - len(flights)
         if flights:
             landed = await wait_all(tuple(flights.values()), operation.policy.wait_timeout)
@@ -170,12 +162,12 @@ class DataPath:
                 `Guard.invalidate`); the error has the `value`.
         """
         state = self._states.running()
-        flight, _ = self.join_or_launch(state, operation, op, load, (), {}, build_tags, is_refresh=True)  # 2
+        flight = self.join_or_launch(state, operation, op, load, (), {}, build_tags, is_refresh=True)  # 2
         value: T = operation.for_caller(await flight.wait(operation.policy.wait_timeout))
         await _check_replaced({op: flight}, value)
         return value
 
-    def join_or_launch(  # noqa: PLR0917  # what a flight has to know
+    def join_or_launch(  # noqa: PLR0913, PLR0917  # what a flight has to know
         self,
         state: LoopState,
         operation: Operation,
@@ -186,8 +178,9 @@ class DataPath:
         build_tags: Callable[..., Sequence[str]] | None,
         *,
         is_refresh: bool = False,
-    ) -> tuple[Flight[Any], bool]:
-        """Return the flight of *op* that this call waits for, and whether it is new.
+        on_launch: Callable[[Flight[Any]], None] | None = None,
+    ) -> Flight[Any]:
+        """Return the flight of *op* that this call waits for; call *on_launch* with it if it is a new one.
 
         Not async: an await between the look-up and the launch would let two callers launch.
         """
@@ -195,7 +188,7 @@ class DataPath:
         flight = state.joinable(op, is_refresh=is_refresh) if is_shared else None
         if flight is not None:
             operation.counters.joins += 1
-            return flight, False
+            return flight
         tags = () if build_tags is None else build_tags(*args, **kwargs)
         before = state.overtake(op) if is_refresh else None
         # The epoch is taken before anything is read: an invalidation after the launch begins another one.
@@ -221,7 +214,9 @@ class DataPath:
         )
         flight.generation = generation
         flight.joinable_until = state.memory.joinable_until()
-        return flight, True
+        if on_launch is not None:
+            on_launch(flight)
+        return flight
 
     def _shares(self, op: str) -> bool:
         """Whether calls of *op* share flights: a stable choice, the same in every process."""
