@@ -198,6 +198,15 @@ def test_messages_are_those_of_the_code() -> None:
     assert shown[1] in (DOCS / "reference/redis-keys.md").read_text()
 
 
+def test_reference_lists_what_a_guard_has() -> None:
+    """A guard's public attributes are those that the reference lists, and no others."""
+    page = (DOCS / "reference/api.md").read_text()
+    listed = re.search(r"::: stampede_guard\.Guard\n    options:\n      members: \[(.*)\]", page)
+
+    assert listed is not None
+    assert {name for name in dir(Guard()) if not name.startswith("_")} == set(listed[1].split(", "))
+
+
 def test_every_room_is_described() -> None:
     """CONTRIBUTING has a row for each layer of the package, in the order of the layers."""
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
