@@ -288,7 +288,8 @@ class Guard:
         """Open the store's connections for the running loop; a dead store is no reason not to start.
 
         Raises:
-            ConfigurationError: an operation's return annotation cannot be stored.
+            ConfigurationError: an operation's return annotation cannot be stored, or the store reads no values as
+                long as `max_bytes`.
         """
         for operation in self._registry.operations():
             operation.check_codec(is_final=True)

@@ -237,10 +237,24 @@ def make_loop_state(  # noqa: PLR0917  # a guard's options
     max_loads: int | None,
     clock: Callable[[], float],
 ) -> LoopState:
-    """Return the running loop's part of a guard with these options; nothing is connected yet."""
+    """Return the running loop's part of a guard with these options; nothing is connected yet.
+
+    Raises:
+        ConfigurationError: the store does not read values as long as *max_bytes*.
+    """
     instance = new_token()  # one for each: forked workers would take each other's messages for their own
     loop = asyncio.get_running_loop()
-    tier = None if make_store is None else Tier(make_store(), namespace, max_bytes, clock, instance)
+    tier = None
+    if make_store is not None:
+        store = make_store()
+        readable = getattr(store, "max_bytes", max_bytes)  # not every store has a limit of its own
+        if readable < max_bytes:
+            message = (
+                f"max_bytes={max_bytes:,}: the guard's {store.name} reads values of at most {readable:,} bytes; "
+                "give the store that max_bytes= too"
+            )
+            raise ConfigurationError(message)
+        tier = Tier(store, namespace, max_bytes, clock, instance)
     state = LoopState(loop, Memory(maxsize, clock, loop), tier, epochs, Limiters(max_loads))
     if tier is not None and "backplane" in tier.capabilities:
         state.backplane = Backplane(tier, instance, state, clock)

@@ -1,14 +1,16 @@
 import asyncio
 import re
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 from redis.asyncio import Redis
 from stored import fingerprint_for
 
-from stampede_guard import Guard, coalesce
+from stampede_guard import ConfigurationError, Guard, GuardClosed, coalesce
 from stampede_guard._l2.tier import key_of
 from stampede_guard.stores._envelope import key_digest
+from stampede_guard.stores.redis import RedisStore
 from stampede_guard.testing import Gate, ManualClock
 
 MakeGuard = Callable[..., Guard]
@@ -330,6 +332,36 @@ async def test_values_over_max_bytes_are_not_read(size: int, loads: int, make_gu
 
     assert len(answer) == size
     assert (loads, loads) == (thrifty.stats().loads, thrifty.stats().l2_undecodable)
+
+
+@pytest.mark.parametrize(("of_store", "of_guard"), [(1000, 1000), (2000, 1000)])
+async def test_what_the_guard_stores_the_store_reads(
+    of_store: int, of_guard: int, redis_url: str, namespace: str
+) -> None:
+    """A value of the guard's `max_bytes` is read by a store with the same limit, or with a higher one."""
+
+    async def load() -> bytes:
+        return b"x" * of_guard
+
+    make = partial(RedisStore, redis_url, deadline=5, connect_timeout=5, max_bytes=of_store)
+    loads = 0
+    for _ in range(2):
+        async with Guard(make, namespace=namespace, max_bytes=of_guard) as guard:
+            await guard.fetch("menu-7", load, l2_ttl=60, returns=bytes)
+            loads += guard.stats().loads
+
+    assert 1 == loads
+
+
+async def test_guard_stores_nothing_that_the_store_does_not_read() -> None:
+    """A guard whose `max_bytes` is higher than its store's is not opened: its longest values could not be read."""
+    guard = Guard(lambda: RedisStore("redis://localhost", max_bytes=1000), max_bytes=1001)
+
+    with pytest.raises(ConfigurationError, match=r"^max_bytes=1,001: .*Redis reads values of at most 1,000 bytes"):
+        async with guard:
+            pass
+    with pytest.raises(GuardClosed):
+        guard.peek("menu-7")
 
 
 async def test_one_log_line_about_large_values(make_guard: MakeGuard, caplog: pytest.LogCaptureFixture) -> None:

@@ -93,7 +93,8 @@ class RedisStore:
             count("max_connections", max_connections),
         )
         # A longer envelope is cut, and therefore refused.
-        self._last = _RELEASES * (count("max_bytes", max_bytes) + _HEADER_BYTES)
+        self.max_bytes = count("max_bytes", max_bytes)
+        self._last = _RELEASES * (max_bytes + _HEADER_BYTES)
         self._limits = limits
         self.concurrency = limits.max_connections * _OPERATIONS_PER_CONNECTION
         tls = {} if ca_certs is None else {"ssl_ca_certs": ca_certs}
