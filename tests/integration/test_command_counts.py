@@ -294,7 +294,7 @@ async def test_renewal(meter: Meter) -> None:
     async def look() -> None:
         for token in "ab":  # not the leader's token: nothing is prolonged
             upkeep.hold(HeldLease(OP, token, 60.0, -inf, Counters(), partial(lost.append, token)))
-        upkeep._look(upkeep._timer_at)
+        upkeep._tick(upkeep._timer_at)
         await _settled(meter.guard)
 
     cost = await meter.cost(look)

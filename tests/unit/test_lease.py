@@ -487,7 +487,7 @@ async def test_replica_is_not_asked_for_what_was_confirmed_lately(beside: Proces
     assert not await beside.invalidate()
     server.clock.advance(5)
     beside.store.error = None
-    await beside.tier.settle_all()
+    await beside.tier.repeat_invalidations()
     beside.store.asked.clear()
     await beside.lease().acquire(as_it_is)
 

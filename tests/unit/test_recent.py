@@ -77,7 +77,7 @@ def test_noted_again_is_the_latest(recent: RecentInvalidations, clock: ManualClo
 
 def test_too_many(recent: RecentInvalidations, clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
     """When there is no room for another, everything is recent, and those that were noted need no room."""
-    monkeypatch.setattr(recent_module, "_LIMIT", 2)
+    monkeypatch.setattr(recent_module, "_MAX_RECENT", 2)
     for key in "ab":
         recent.note(key)
     before = recent.has_any(("z",))

@@ -39,7 +39,7 @@ def fleet() -> Fleet:
 @pytest.fixture
 def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let one invalidation be under way at a time."""
-    monkeypatch.setattr(sender_module, "_AT_ONCE", 1)
+    monkeypatch.setattr(sender_module, "_MAX_WORKERS", 1)
 
 
 @pytest.mark.usefixtures("narrow")
@@ -68,7 +68,7 @@ async def test_sent_when_the_last_worker_has_just_ended(fleet: Fleet) -> None:
     """What comes after a worker's last look at the line, and before it is gone, is sent all the same."""
     late: list[Confirmation] = []
     (first,) = fleet.send("a")
-    first._told.add_done_callback(lambda _: late.extend(fleet.send("b")))
+    first._outcome.add_done_callback(lambda _: late.extend(fleet.send("b")))
 
     assert await first.wait()
     await eventually(lambda: late)
@@ -180,7 +180,7 @@ async def test_crowd_is_waited_out(fleet: Fleet, *, is_down: bool) -> None:
 
 async def test_cancelled_worker_leaves_its_line(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     """At the end of an event loop nothing waits for what will not be sent; as long as a worker is left, it is."""
-    monkeypatch.setattr(sender_module, "_AT_ONCE", 2)
+    monkeypatch.setattr(sender_module, "_MAX_WORKERS", 2)
     gate = fleet.store.gate = Gate()
     sent = fleet.send(*"abcd")
     await gate.arrivals(2)
@@ -188,7 +188,7 @@ async def test_cancelled_worker_leaves_its_line(fleet: Fleet, monkeypatch: pytes
 
     first.cancel()
     await asyncio.wait([first])
-    left = [each._told.done() for each in sent]
+    left = [each._outcome.done() for each in sent]
     second.cancel()
 
     assert 1 == sum(left)
@@ -202,7 +202,7 @@ async def test_closing_waits_for_what_is_under_way(fleet: Fleet) -> None:
 
     await fleet.tier.aclose()
 
-    assert [True] * 3 == [each._told.result() for each in sent]
+    assert [True] * 3 == [each._outcome.result() for each in sent]
 
 
 async def test_everything_of_a_plain_store() -> None:

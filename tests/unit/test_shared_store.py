@@ -343,7 +343,7 @@ async def test_lease_is_renewed(fleet: tuple[Process, Process], load: Loader, cl
     for number in range(1, 4):
         clock.advance(0.5)
         upkeep = here.guard._states.running().tier.leases  # type: ignore[union-attr]
-        upkeep._look(upkeep._timer_at)
+        upkeep._tick(upkeep._timer_at)
         await eventually(lambda number=number: here.store.asked.count("renew") == number)
     load.gate.open()
 

@@ -579,7 +579,7 @@ async def test_pending_delete_is_not_sent_to_a_dead_store(rig: Rig) -> None:
 
 async def test_too_many_unconfirmed_ops(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """When there is no room to remember another, nothing is read or stored until all that was there has expired."""
-    monkeypatch.setattr(pending_module, "_LIMIT", 2)
+    monkeypatch.setattr(pending_module, "_MAX_UNCONFIRMED", 2)
     for op in "abcd":
         await rig.fill(op=op)
     rig.store.error = Refused("READONLY")
@@ -685,7 +685,7 @@ def test_keys_of_tags(tag: str, key: str, fleet: Fleet) -> None:
 
 async def test_too_many_to_remember_are_everything(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     """When too many wait to be confirmed, everything is invalidated instead; each is confirmed when that is."""
-    monkeypatch.setattr(pending_module, "_LIMIT", 2)
+    monkeypatch.setattr(pending_module, "_MAX_UNCONFIRMED", 2)
 
     confirmed = await fleet.invalidate("a", "b", "c")
 
@@ -695,7 +695,7 @@ async def test_too_many_to_remember_are_everything(fleet: Fleet, monkeypatch: py
 
 async def test_too_many_to_remember_are_not_confirmed_by_nobody(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     """While the invalidation that took their place is not confirmed, none of them is."""
-    monkeypatch.setattr(pending_module, "_LIMIT", 2)
+    monkeypatch.setattr(pending_module, "_MAX_UNCONFIRMED", 2)
     fleet.store.error = OSError("down")
 
     assert [False] * 3 == await fleet.invalidate("a", "b", "c")

@@ -98,7 +98,7 @@ def test_concerns(pending: UnconfirmedInvalidations) -> None:
 
 def test_too_many(pending: UnconfirmedInvalidations, monkeypatch: pytest.MonkeyPatch) -> None:
     """When too many are waiting, the invalidation of everything takes their place; one that waits needs no room."""
-    monkeypatch.setattr(unconfirmed, "_LIMIT", 2)
+    monkeypatch.setattr(unconfirmed, "_MAX_UNCONFIRMED", 2)
     for key in "aab":
         pending.add(asked(key))
     in_place = keys(pending)
@@ -114,7 +114,7 @@ def test_too_many(pending: UnconfirmedInvalidations, monkeypatch: pytest.MonkeyP
 
 def test_too_many_of_a_store_that_cannot_clear(clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where everything cannot be invalidated, what was forgotten is told by when that was."""
-    monkeypatch.setattr(unconfirmed, "_LIMIT", 2)
+    monkeypatch.setattr(unconfirmed, "_MAX_UNCONFIRMED", 2)
     pending = UnconfirmedInvalidations(clock, None)
     for key in "ab":
         pending.add(asked(key))
@@ -161,9 +161,9 @@ def test_confirmed_ones_are_bounded_in_number(
     """Of very many confirmed ones the latest are kept; one that is confirmed again is among these."""
     for key in "abca":
         pending.confirm(added(pending, key))
-    monkeypatch.setattr(unconfirmed, "_LIMIT", 2)
+    monkeypatch.setattr(unconfirmed, "_MAX_UNCONFIRMED", 2)
     pending.confirm(added(pending, "d"))
-    monkeypatch.setattr(unconfirmed, "_LIMIT", 100)
+    monkeypatch.setattr(unconfirmed, "_MAX_UNCONFIRMED", 100)
     pending.repeat()
 
     assert ["a", "d"] == keys(pending)

@@ -49,7 +49,7 @@ class Process:
 
     def look(self) -> None:
         """Look for what is due, as the timer does."""
-        self.tier.leases._look(self.tier.leases._timer_at)
+        self.tier.leases._tick(self.tier.leases._timer_at)
 
     @property
     def asked(self) -> list[str]:
@@ -161,7 +161,7 @@ async def test_timer_that_was_overtaken(here: Process) -> None:
     """A timer that another has replaced does nothing."""
     await here.owned()
     here.clock.advance(0.5)
-    here.tier.leases._look(here.tier.leases._timer_at + 1)
+    here.tier.leases._tick(here.tier.leases._timer_at + 1)
 
     assert ["acquire"] == here.asked
     assert set() == here.tier.upkeep
@@ -490,7 +490,7 @@ async def test_release_that_is_refused(
 
 async def test_releases_that_are_owed_are_bounded(here: Process, monkeypatch: pytest.MonkeyPatch) -> None:
     """When there are too many the oldest is given up: its lease expires."""
-    monkeypatch.setattr(upkeep, "_MOST", 2)
+    monkeypatch.setattr(upkeep, "_MAX_OWED", 2)
     leases = [await here.owned(f"menu-{number}") for number in range(3)]
     here.store.error = OSError("down")
     for lease in leases:

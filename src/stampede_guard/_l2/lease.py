@@ -258,7 +258,7 @@ class Lease:
         tier = self._tier
         for waiting in tier.pending.concerns((self._key, *self._tags)):
             async with tier.turn(waiting.key):
-                await tier.settle(waiting.key, self._counters)
+                await tier.carry_out(waiting.key, self._counters)
         lost_at = tier.pending.lost_at
         if lost_at is not None and tier.clock() < lost_at + self._longest_ttl:
             self._counters.l2_skips += 1
@@ -391,7 +391,7 @@ class Lease:
         message = tier.invalidation(self._op).message if self.is_taken_over else woken(self._op).pack()
         try:
             async with tier.turn(self._key):
-                await tier.settle(self._key, self._counters)
+                await tier.carry_out(self._key, self._counters)
                 if not self._is_arbitrated and not still_holds():  # else the token tells
                     return False
                 ask = partial(

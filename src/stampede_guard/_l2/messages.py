@@ -1,6 +1,6 @@
-"""What processes say to each other on the bus.
+"""The messages on the bus.
 
-The first byte says what happened, then comes who says it, then about what:
+The first byte is the kind, then comes the sender, then the subject:
 
 ```
 w <op>               the load of op is over: flights that wait for it ask again
@@ -9,15 +9,14 @@ t <instance> <tag>   everything with this tag was
 c <instance>         everything was
 ```
 
-The instance is one event loop's part of a guard, 22 characters. There are no separators.
+The instance is one event loop's part of a guard: 22 characters. There are no separators.
 """
 
 from typing import Literal, NamedTuple
 
 Kind = Literal["w", "i", "t", "c"]
 
-_INSTANCE = 22
-_LENGTHS = {b"w": 0, b"i": _INSTANCE, b"t": _INSTANCE, b"c": _INSTANCE}
+_SENDER_LENGTHS = {b"w": 0, b"i": 22, b"t": 22, b"c": 22}
 
 
 class Message(NamedTuple):
@@ -34,14 +33,14 @@ class Message(NamedTuple):
     subject: str
 
     def pack(self) -> bytes:
-        """Return the bytes that are published."""
+        """Return the bytes to publish."""
         return f"{self.kind}{self.sender}{self.subject}".encode("utf-8", "surrogatepass")
 
 
 def unpack(payload: bytes) -> Message | None:
-    """Return the message, or `None` if this is not one."""
+    """Return the message, or `None` if *payload* is not one."""
     kind = payload[:1]
-    length = _LENGTHS.get(kind)
+    length = _SENDER_LENGTHS.get(kind)
     if length is None or len(payload) <= length:
         return None
     try:

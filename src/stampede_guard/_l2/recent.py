@@ -1,15 +1,15 @@
-"""What was invalidated or stored lately: a replica may lag behind, so only the primary is asked."""
+"""Keys that changed recently: reads of them bypass the replicas, which may lag."""
 
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 
-_LAG = 5.0  # seconds; a replica that lags by more than one is not asked at all
-_LIMIT = 65_536
+_REPLICA_LAG = 5.0  # seconds; a replica whose lag is more than one serves no reads at all
+_MAX_RECENT = 65_536
 
 
 class RecentInvalidations:
-    """Keys invalidated or stored within the last seconds, bounded: when there are too many, all count as such.
+    """Keys that were invalidated or stored in the last seconds. When there are too many, all keys count as recent.
 
     Args:
         clock: Monotonic seconds.
@@ -23,16 +23,16 @@ class RecentInvalidations:
     def note(self, key: str) -> None:
         """Note that *key* was invalidated or stored just now."""
         now = self._clock()
-        if len(self._noted) >= _LIMIT:
+        if len(self._noted) >= _MAX_RECENT:
             self.note_all()
-        self._noted[key] = now + _LAG
+        self._noted[key] = now + _REPLICA_LAG
         self._noted.move_to_end(key)
         while next(iter(self._noted.values())) <= now:
             self._noted.popitem(last=False)
 
     def note_all(self) -> None:
-        """Note that anything may have been."""
-        self._all_until = self._clock() + _LAG
+        """Note that any key may have been."""
+        self._all_until = self._clock() + _REPLICA_LAG
         self._noted.clear()
 
     def has_any(self, keys: Iterable[str]) -> bool:

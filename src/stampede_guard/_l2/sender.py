@@ -1,8 +1,7 @@
-"""Invalidations on their way to the store: some at once, the others in line, until it has confirmed each.
+"""Sends invalidations to the store: some concurrently, the others in a queue.
 
-Waiting in line in this process is no failure, however long the line is. What ends it is the store: when a node does
-not answer, one invalidation tries it, for the sake of the other processes, and all that wait for that node share its
-outcome.
+A long queue in this process is no failure. But when a node does not answer, one invalidation is sent as a probe, and
+all that wait for that node share its outcome.
 """
 
 import asyncio
@@ -13,36 +12,36 @@ from contextvars import Context
 from ..stores import LeasingStore
 from .access import StoreAccess
 
-_AT_ONCE = 256  # invalidations under way: two batches of the Redis store's
+_MAX_WORKERS = 256  # invalidations under way: two pipelines of the Redis store
 
 
 class Confirmation:
-    """What tells whether the store has confirmed an invalidation, for any number of callers."""
+    """The outcome of an invalidation, for any number of callers."""
 
-    __slots__ = ("_told",)
+    __slots__ = ("_outcome",)
 
     def __init__(self) -> None:
-        self._told: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._outcome: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
 
-    def tell(self, *, is_confirmed: bool) -> None:
-        """Tell that the store has confirmed it, or that it is left to be repeated."""
-        if not self._told.get_loop().is_closed():  # else nothing waits any more
-            self._told.set_result(is_confirmed)
+    def set(self, *, is_confirmed: bool) -> None:
+        """Note that the store has confirmed the invalidation, or that it will be repeated."""
+        if not self._outcome.get_loop().is_closed():  # else no caller is left
+            self._outcome.set_result(is_confirmed)
 
     async def wait(self) -> bool:
         """Return whether the store has confirmed; a cancellation of the caller changes nothing."""
-        if not self._told.done():
-            await asyncio.wait([self._told])
-        return self._told.result()
+        if not self._outcome.done():
+            await asyncio.wait([self._outcome])
+        return self._outcome.result()
 
 
 class InvalidationSender:
     """The invalidations that one event loop sends.
 
     Args:
-        store: Where they go.
+        store: The store.
         access: To the store.
-        settle: Carries out what is pending for a key; returns whether the store has confirmed that.
+        carry_out: Carries out the pending invalidation of a key; returns whether the store has confirmed it.
         upkeep: Tasks that closing waits for.
     """
 
@@ -50,29 +49,29 @@ class InvalidationSender:
         self,
         store: LeasingStore,
         access: StoreAccess,
-        settle: Callable[[str], Awaitable[bool]],
+        carry_out: Callable[[str], Awaitable[bool]],
         upkeep: "set[asyncio.Task[None]]",
     ) -> None:
         self._store = store
         self._access = access
-        self._settle = settle
+        self._carry_out = carry_out
         self._upkeep = upkeep
-        self._line: OrderedDict[str, Confirmation] = OrderedDict()
+        self._queue: OrderedDict[str, Confirmation] = OrderedDict()
         self._workers = 0
-        self._probes: dict[str, Confirmation] = {}  # by node
+        self._probes: dict[str, Confirmation] = {}  # by name of the node
 
     def send(self, key: str) -> Confirmation:
-        """Have what is pending for *key* carried out; equal ones in the line share a place in it."""
-        confirmation = self._line.get(key)
+        """Queue the pending invalidation of *key*; equal ones in the queue share a place in it."""
+        confirmation = self._queue.get(key)
         if confirmation is None:
-            confirmation = self._line[key] = Confirmation()
-            if self._workers < _AT_ONCE:
+            confirmation = self._queue[key] = Confirmation()
+            if self._workers < _MAX_WORKERS:
                 self._start()
         return confirmation
 
     def _start(self) -> None:
         self._workers += 1
-        # Not by the loop's factory, and in an empty context, because it serves all callers.
+        # Without the loop's factory, and in an empty context, because the task serves all callers.
         loop = asyncio.get_running_loop()
         task = asyncio.Task(self._work(), loop=loop, name="invalidations", context=Context())
         self._upkeep.add(task)
@@ -82,41 +81,42 @@ class InvalidationSender:
         self._upkeep.discard(task)
         self._workers -= 1
         if not task.cancelled():
-            if self._line:  # it came after the worker's last look
+            if self._queue:  # an invalidation that was queued after the worker's last step
                 self._start()
         elif not self._workers:
             self._give_up(None)
 
     async def _work(self) -> None:
-        while self._line:
-            key, confirmation = self._line.popitem(last=False)
+        while self._queue:
+            key, confirmation = self._queue.popitem(last=False)
             is_confirmed = False
             try:
-                is_confirmed = await self._carry_out(key)
+                is_confirmed = await self._send(key)
             finally:
-                confirmation.tell(is_confirmed=is_confirmed)
+                confirmation.set(is_confirmed=is_confirmed)
 
-    async def _carry_out(self, key: str) -> bool:
+    async def _send(self, key: str) -> bool:
         node = self._store.node_of(key)
         breaker = self._access.breaker(node)
         if breaker.is_closed:
-            return await self._settle(key)
+            return await self._carry_out(key)
         probe = self._probes.get(node)
         if probe is not None:
-            return await probe.wait() and await self._settle(key)
+            return await probe.wait() and await self._carry_out(key)
         probe = self._probes[node] = Confirmation()
         is_confirmed = False
         try:
-            is_confirmed = await self._settle(key)
+            is_confirmed = await self._carry_out(key)
         finally:
             del self._probes[node]
-            probe.tell(is_confirmed=is_confirmed)
-        if not is_confirmed and not breaker.is_closed:  # a refusal is an answer, and may be of this key alone
+            probe.set(is_confirmed=is_confirmed)
+        # A refusal closes the breaker: it is an answer, and may concern this key only.
+        if not is_confirmed and not breaker.is_closed:
             self._give_up(node)
         return is_confirmed
 
     def _give_up(self, node: str | None) -> None:
-        """Leave to be repeated what waits for *node*, or all of it."""
-        for key in tuple(self._line):
+        """End the wait of the invalidations for *node*, or of all: they are repeated later."""
+        for key in tuple(self._queue):
             if node is None or self._store.node_of(key) == node:
-                self._line.pop(key).tell(is_confirmed=False)
+                self._queue.pop(key).set(is_confirmed=False)

@@ -1,4 +1,7 @@
-"""L2 as the guard sees it: never raises, never answers for another op, never brings back what was invalidated."""
+"""L2: a store behind keys, breakers and invalidations.
+
+Reads and writes of a tier raise only `StoreUnavailable`, and bring no value back that was invalidated.
+"""
 
 import asyncio
 import logging
@@ -19,25 +22,24 @@ from .plain import PlainStoreAdapter
 from .recent import RecentInvalidations
 from .sender import Confirmation, InvalidationSender
 from .unconfirmed import Invalidation, UnconfirmedInvalidations
-from .upkeep import LeaseKeeper
+from .upkeep import UNCOUNTED, LeaseKeeper
 
 logger = logging.getLogger("stampede_guard")
 
-_READABLE = re.compile(r"[!-z|~]{1,200}")  # printable, no space and no brace: it stands inside a hash tag
-_LONGEST = 240  # characters of namespace and op together
-_MARKS_LIFE = 86_400.0  # seconds: a mark that is gone costs a load of whatever carried it
-_UNCOUNTED = Counters()  # for upkeep, which belongs to no call
+_READABLE = re.compile(r"[!-z|~]{1,200}")  # printable, no space and no brace, because a hash tag contains it
+_MAX_KEY_LENGTH = 240  # characters of namespace and op together
+_MARKS_TTL = 86_400.0  # seconds; a mark that has expired costs a load of each value that carries it
 
 
 class Tier:
-    """A store behind envelopes, breakers and a memory of what has to be invalidated.
+    """One event loop's L2.
 
     Args:
-        store: Where the bytes go.
-        namespace: What keeps this guard's keys apart from others'.
+        store: The store.
+        namespace: Part of all keys, so that several guards can share a store.
         max_bytes: Size of the largest payload that is stored.
         clock: Monotonic seconds.
-        instance: Whose messages are this guard's own.
+        instance: Sender of this event loop's messages.
     """
 
     def __init__(
@@ -51,7 +53,7 @@ class Tier:
         self.store = _leasing(store)
         self.store.channel = f"sg1:{namespace}:bus"
         self.max_bytes = max_bytes
-        self.marks_life = _MARKS_LIFE
+        self.marks_life = _MARKS_TTL
         self.clock = clock
         self.asking = StoreAccess(store.name, store.concurrency, clock)
         self.recent = RecentInvalidations(clock)
@@ -63,19 +65,20 @@ class Tier:
         self._writes: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._generation = self.store.generation
         self.upkeep: set[asyncio.Task[None]] = set()
-        self._sender = InvalidationSender(self.store, self.asking, self._try_to_settle, self.upkeep)
+        self._sender = InvalidationSender(self.store, self.asking, self._carry_out_in_turn, self.upkeep)
         self.leases = LeaseKeeper(self.store, self.asking, clock, self.run_upkeep)
 
     @property
     def capabilities(self) -> frozenset[str]:
-        """What the store can do."""
+        """The capabilities of the store."""
         return self.store.capabilities
 
     @property
     def pending(self) -> UnconfirmedInvalidations:
         """The invalidations that the store has not confirmed; after a change of servers, those that it may have lost.
 
-        Whoever looks learns of the change, and so nothing is read from the new server before it knows them too.
+        Each access checks for such a change, so nothing is read from the new server before the invalidations that it
+        may lack are repeated.
         """
         if self._generation != self.store.generation:
             self._generation = self.store.generation
@@ -83,7 +86,7 @@ class Tier:
         return self._pending
 
     async def open(self) -> None:
-        """Say hello; a store that does not answer opens the breaker, and calls go on without it."""
+        """Open the store; if it does not answer, open its breaker, so that calls go on without it."""
         try:
             await self.store.open()
         except Exception as error:  # noqa: BLE001  # drivers raise more than they document
@@ -96,11 +99,11 @@ class Tier:
             await asyncio.wait(self.upkeep)  # each is bounded by the store's deadlines
         try:
             await self.store.aclose()
-        except Exception as error:  # noqa: BLE001  # as above; there is nothing left to save
+        except Exception as error:  # noqa: BLE001  # as above
             logger.warning("%s did not close cleanly (%s)", self.store.name, reason(error))
 
     def invalidation(self, op: str, version: int | None = None) -> Invalidation:
-        """Return the invalidation of *op*, to be given to `invalidate`."""
+        """Return the invalidation of *op*."""
         return Invalidation(self.key(op), Message("i", self._instance, op).pack(), is_tag=False, version=version)
 
     def tag_invalidation(self, tag: str) -> Invalidation:
@@ -118,39 +121,43 @@ class Tier:
             self.pending.add(invalidation)
 
     def send(self, invalidation: Invalidation) -> Confirmation:
-        """Announce *invalidation*, and have it carried out after any write of the key that is under way.
+        """Announce *invalidation*, and carry it out in the background.
 
-        Tried even when the breaker is open, for the sake of the other processes.
+        It follows any write of the key that is under way. The other processes need it, so it is sent even when the
+        breaker is open.
         """
         self.announce(invalidation)
         return self._sender.send(invalidation.key)
 
-    async def settle(self, key: str, counters: Counters, *, is_forced: bool = False) -> None:
-        """Make sure that no invalidation of *key* is pending; only while it is the caller's turn.
+    async def carry_out(self, key: str, counters: Counters, *, is_forced: bool = False) -> None:
+        """Carry out the pending invalidation of *key*, if there is one; the caller holds the key's `turn`.
 
         Raises:
-            StoreUnavailable: it still is.
+            StoreUnavailable: it is still pending.
         """
         while (waiting := self.pending.of(key)) is not None:
             generation = self.store.generation
             if waiting.is_tag:
-                send = partial(self.store.invalidate_tag, key, new_mark(), _MARKS_LIFE, waiting.message)
+                send = partial(self.store.invalidate_tag, key, new_mark(), _MARKS_TTL, waiting.message)
             else:
                 send = partial(self.store.invalidate, key, waiting.version, waiting.message)
             await self.asking.call("invalidate", self.store.node_of(key), send, counters, is_forced=is_forced)
-            if generation == self.store.generation:  # else it may be lost with the server that confirmed it
+            # After a change of servers it may be lost with the server that confirmed it.
+            if generation == self.store.generation:
                 self.pending.confirm(waiting)
                 self.recent.note(key)  # a replica may lag behind the confirmation
                 return
 
-    async def _try_to_settle(self, key: str) -> bool:
-        """Carry out what is pending for *key*, after any write of it that is under way; return whether nothing is."""
-        # When too many were pending, the one for everything stands for this one too.
+    async def _carry_out_in_turn(self, key: str) -> bool:
+        """Carry out the pending invalidation of *key* after any write that is under way; return whether none is left.
+
+        When too many were pending, one for everything has replaced this one.
+        """
         for each in dict.fromkeys((key, self._everything.key)):
             async with self.turn(each):
                 while self.pending.of(each) is not None:
                     try:
-                        await self.settle(each, _UNCOUNTED, is_forced=True)
+                        await self.carry_out(each, UNCOUNTED, is_forced=True)
                     except StoreUnavailable as silence:
                         breaker = self.asking.breaker(self.store.node_of(each))
                         if not (isinstance(silence.__cause__, StoreOverloaded) and breaker.is_closed):
@@ -160,7 +167,7 @@ class Tier:
         return True
 
     async def repeat_invalidations(self) -> None:
-        """Try again what is pending."""
+        """Send all pending invalidations again."""
         for confirmation in [self._sender.send(each.key) for each in self.pending.all()]:
             await confirmation.wait()
 
@@ -168,7 +175,7 @@ class Tier:
         """Send an echo, even when the breaker is open: its answer shows that the store is back."""
         node = self.store.node_of(self.store.channel)
         try:
-            await self.asking.call("publish", node, partial(self.store.echo, payload), _UNCOUNTED, is_forced=True)
+            await self.asking.call("publish", node, partial(self.store.echo, payload), UNCOUNTED, is_forced=True)
         except StoreUnavailable:
             return False
         return True
@@ -177,31 +184,31 @@ class Tier:
         """Return the tokens of the flights that stored the values under *key*; none if the store does not answer."""
         ask = partial(self.store.stored_by, key)
         try:
-            return await self.asking.call("read", self.store.node_of(key), ask, _UNCOUNTED)
+            return await self.asking.call("read", self.store.node_of(key), ask, UNCOUNTED)
         except StoreUnavailable:
             return ()
 
     @property
     def bus_node(self) -> str:
-        """Name of the server where the bus is to be heard."""
+        """Name of the server that has the bus."""
         return self.store.node_of(self.store.channel)
 
     def listen(self) -> AbstractAsyncContextManager[Subscription]:
-        """Open the bus."""
+        """Subscribe to the bus."""
         return self.store.listen()
 
     def run_upkeep(self, upkeep: Coroutine[None, None, None]) -> None:
-        """Run *upkeep*, which is bounded by the store's deadlines, in a task of its own; closing waits for it."""
+        """Run *upkeep*, which the store's deadlines bound, in a task of its own; closing waits for it."""
         task = asyncio.get_running_loop().create_task(upkeep, name="upkeep of leases")
         if not task.done():
             self.upkeep.add(task)
             task.add_done_callback(self.upkeep.discard)
 
     def turn(self, key: str) -> asyncio.Lock:
-        """Return the lock that lets one write of *key* through at a time, in the order of arrival.
+        """Return the lock for writes of *key*, which are sent one at a time, in the order of arrival.
 
-        1. A flight's fill is on its way. 2. An invalidation arrives. Sent at once on another
-        connection, its DEL could overtake the SET, and the old value would stay, where nothing else fences it off.
+        1. A flight's fill is under way. 2. An invalidation is sent at once on another connection. 3. Its DEL overtakes
+        the SET. A store without leases would then keep the old value.
         """
         lock = self._writes.get(key)
         if lock is None:
@@ -209,7 +216,7 @@ class Tier:
         return lock
 
     def identity(self, op: str) -> str:
-        """Return what an envelope for *op* is bound to."""
+        """Return the identity that an envelope for *op* contains."""
         return f"{self._namespace}:{op}"
 
     def key(self, op: str) -> str:
@@ -232,11 +239,11 @@ def _leasing(store: Store | LeasingStore) -> LeasingStore:
 
 
 def key_of(namespace: str, op: str) -> str:
-    """Return what the keys of *op* begin with: readable if all characters are safe, else a prefix and a digest.
+    """Return the prefix of *op*'s keys: *op* itself if it is short and all characters are safe, else its digest.
 
-    With a long namespace fewer are readable: no key is longer than 250 bytes, which is all that Memcached takes.
+    With a long namespace more ops are digested, because no key may be longer than Memcached's 250 bytes.
     """
-    if op and (not _READABLE.fullmatch(op) or len(namespace) + len(op) > _LONGEST):
+    if op and (not _READABLE.fullmatch(op) or len(namespace) + len(op) > _MAX_KEY_LENGTH):
         prefix = re.sub(r"[^!-z|]", "_", op[:64])
         op = f"{prefix}~{blake2b(op.encode('utf-8', 'surrogatepass'), digest_size=20).hexdigest()}"
     return f"sg1:{{{namespace}:{op}}}"

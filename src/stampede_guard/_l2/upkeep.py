@@ -12,6 +12,7 @@ last moment at which the store may have granted it.
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextvars import Context
+from dataclasses import InitVar, dataclass, field
 from functools import partial
 from math import inf
 from typing import TypeVar
@@ -20,133 +21,112 @@ from .._stats import Counters
 from ..stores import LeasingStore
 from .access import StoreAccess, StoreUnavailable
 
-_RENEWALS = 4  # in the life of a lease: two may be lost, though each waits for others that are due soon
-_GATHERING = 12  # a twelfth of a lease's life is the shortest time between two looks at what is due
-LONGEST_LEASE = 10.0  # seconds; a lease that the event loop is late for grows up to that
-_AT_ONCE = 128  # leases that one request renews or releases
-_PAUSE = 0.2  # seconds until a release is repeated; twice as long after each answer
+# Renewals in the life of a lease. Two may be lost, though each may be late because it is sent together with others.
+_RENEWALS = 4
+# The timer fires at most this often in the life of a lease.
+_MAX_TICKS = 12
+LONGEST_LEASE = 10.0  # seconds up to which a lease grows, if the event loop is late for its renewals
+_BATCH_SIZE = 128  # leases in one request
+_FIRST_PAUSE = 0.2  # seconds until a release is repeated; twice as long after each answer
 _LONGEST_DEBT = 60.0  # seconds for which a release is owed to a store that does not answer
-_MOST = 10_000  # releases that are owed; the oldest is given up first, and its lease expires
+_MAX_OWED = 10_000  # releases; beyond that, the oldest is dropped, and its lease expires
 
-_UNCOUNTED = Counters()  # for what is repeated: the first attempt was counted
+# For operations that belong to no call, and for those that are repeated.
+UNCOUNTED = Counters()
 
 T = TypeVar("T")
 
 
+@dataclass(slots=True, eq=False)
 class HeldLease:
     """A flight's lease.
 
-    Args:
+    Attributes:
         key: The op's.
         token: The flight's.
         length: Seconds that the lease lasts unless it is renewed.
         asked_at: When it was asked for: its life may have begun then.
         counters: Where outcomes are counted.
         on_lost: Called when the store says that the lease is gone, or another flight's.
-
-    Attributes:
         due_at: When to renew it.
         ends_at: Until when it is certain to last, unless the store loses it.
     """
 
-    __slots__ = ("counters", "due_at", "ends_at", "key", "length", "on_lost", "token")
+    key: str
+    token: str
+    length: float
+    asked_at: InitVar[float]
+    counters: Counters
+    on_lost: Callable[[], None]
+    due_at: float = field(init=False)
+    ends_at: float = field(init=False)
 
-    def __init__(  # noqa: PLR0917  # made by the lease alone
-        self,
-        key: str,
-        token: str,
-        length: float,
-        asked_at: float,
-        counters: Counters,
-        on_lost: Callable[[], None],
-    ) -> None:
-        self.key = key
-        self.token = token
-        self.length = length
-        self.due_at = asked_at + length / _RENEWALS
-        self.ends_at = asked_at + length
-        self.counters = counters
-        self.on_lost = on_lost
+    def __post_init__(self, asked_at: float) -> None:
+        self.due_at = asked_at + self.length / _RENEWALS
+        self.ends_at = asked_at + self.length
 
     def postpone(self, now: float) -> None:
-        """Be due again later: the renewal is being sent; for longer, if it is late, as the next one may be as late."""
+        """Be due again later, because the renewal is being sent; make the lease longer if this renewal is late."""
         passed = now - (self.ends_at - self.length)
         if passed > self.length / 2:
             self.length = max(self.length, min(_RENEWALS * passed, LONGEST_LEASE))
         self.due_at = now + self.length / _RENEWALS
 
 
+@dataclass(slots=True, eq=False)
 class OwedRelease:
     """A release that the store has not confirmed.
 
-    Args:
+    Attributes:
         key: The op's.
         token: The flight's.
         length: Seconds that the lease lasts.
-        message: What is published if another process waits.
+        message: Published if another process waits.
         counters: Where the outcome of the first attempt is counted.
-        is_sure: Whether the lease was granted for certain. A request that was not answered may be executed after the
+        is_sure: Whether the lease was certainly granted. A request that was not answered may be executed after the
             release.
-        is_unstored: Whether there is a value that was not stored.
+        is_unstored: Whether a value was loaded and not stored.
         owed_at: When the flight ended.
+        pause: Seconds until the next attempt.
+        due_at: When to send it.
+        ends_at: When no lease can be left.
     """
 
-    __slots__ = (
-        "counters",
-        "due_at",
-        "ends_at",
-        "is_sure",
-        "is_unstored",
-        "key",
-        "length",
-        "message",
-        "owed_at",
-        "pause",
-        "token",
-    )
+    key: str
+    token: str
+    length: float
+    message: bytes
+    counters: Counters
+    is_sure: bool
+    is_unstored: bool
+    owed_at: float
+    pause: float = field(init=False, default=_FIRST_PAUSE)
+    due_at: float = field(init=False)
+    ends_at: float = field(init=False)
 
-    def __init__(  # noqa: PLR0917  # made by the lease alone
-        self,
-        key: str,
-        token: str,
-        length: float,
-        message: bytes,
-        counters: Counters,
-        is_sure: bool,  # noqa: FBT001
-        is_unstored: bool,  # noqa: FBT001
-        owed_at: float,
-    ) -> None:
-        self.key = key
-        self.token = token
-        self.length = length
-        self.message = message
-        self.counters = counters
-        self.is_sure = is_sure
-        self.is_unstored = is_unstored
-        self.owed_at = owed_at
-        self.ends_at = owed_at + length
-        self.pause = _PAUSE
-        self.postpone(owed_at)
+    def __post_init__(self) -> None:
+        self.ends_at = self.owed_at + self.length
+        self.postpone(self.owed_at)
 
     def postpone(self, now: float) -> None:
-        """Be due again later, should what is being sent not be enough."""
+        """Be due again later, in case the attempt that is being sent fails."""
         self.due_at = now + self.pause
         self.pause *= 2
 
     def extend(self, now: float) -> None:
-        """Note that the store has not answered by *now*: it may execute what it was asked before, at any time."""
-        self.pause = _PAUSE
+        """Note that the store has not answered by *now*, and so may execute the earlier request at any time."""
+        self.pause = _FIRST_PAUSE
         self.postpone(now)
         if not self.is_sure:
             self.ends_at = min(now + self.length, self.owed_at + _LONGEST_DEBT)
 
 
 class LeaseKeeper:
-    """What is due for the leases of one event loop.
+    """Renews and releases the leases of one event loop.
 
     Args:
         store: Where the leases are.
-        asking: How it is asked.
+        access: To the store.
         clock: Monotonic seconds.
         run: Runs a coroutine in a task that closing waits for.
     """
@@ -154,21 +134,25 @@ class LeaseKeeper:
     def __init__(
         self,
         store: LeasingStore,
-        asking: StoreAccess,
+        access: StoreAccess,
         clock: Callable[[], float],
         run: Callable[[Coroutine[None, None, None]], None],
     ) -> None:
         self._store = store
-        self._asking = asking
+        self._access = access
         self._clock = clock
         self._run = run
         self._held: set[HeldLease] = set()
-        self._owed: dict[str, OwedRelease] = {}  # by token, the oldest first
-        self._due: dict[str, list[HeldLease | OwedRelease]] = {}  # by node: what its task sends next
-        self._busy: set[str] = set()  # nodes that have a task
+        # By token, the oldest first.
+        self._owed: dict[str, OwedRelease] = {}
+        # By node: the next requests of its task.
+        self._due: dict[str, list[HeldLease | OwedRelease]] = {}
+        # Nodes that have a task.
+        self._busy: set[str] = set()
         self._timer_at = inf
-        self._looked_at = -inf
-        self._context = Context()  # or the timer would keep the context of the flight that it was first set for
+        self._ticked_at = -inf
+        # An empty one, because the timer would keep the context of the first flight.
+        self._context = Context()
         self._is_closed = False
 
     @property
@@ -176,140 +160,141 @@ class LeaseKeeper:
         """Whether no lease is held, and no release owed."""
         return not (self._held or self._owed)
 
-    def hold(self, right: HeldLease) -> None:
-        """Renew *right* until it is dropped."""
-        self._held.add(right)
-        self._expect(right)
+    def hold(self, lease: HeldLease) -> None:
+        """Renew *lease* until it is dropped."""
+        self._held.add(lease)
+        self._set_timer(lease)
 
-    def drop(self, right: HeldLease) -> None:
-        """Renew *right* no more."""
-        self._held.discard(right)
+    def drop(self, lease: HeldLease) -> None:
+        """Renew *lease* no more."""
+        self._held.discard(lease)
 
-    def owe(self, debt: OwedRelease, *, is_due: bool) -> None:
-        """Release a lease, now or after a pause, and again until that is certain."""
+    def owe(self, release: OwedRelease, *, is_due: bool) -> None:
+        """Send *release*, now or after a pause, and repeat it until no lease is left."""
         if self._is_closed:
             return
-        if len(self._owed) >= _MOST:
+        if len(self._owed) >= _MAX_OWED:
             del self._owed[next(iter(self._owed))]
-        self._owed[debt.token] = debt
+        self._owed[release.token] = release
         if is_due:
-            self._send(debt)
+            self._send(release)
         else:
-            self._expect(debt)
+            self._set_timer(release)
 
     def close(self) -> None:
-        """Try once more to release what is owed, in a task that closing waits for; set no timer any more."""
+        """Send all owed releases once more, in a task that closing waits for; set no timer any more."""
         self._is_closed = True
         self._timer_at = inf
-        for debt in tuple(self._owed.values()):
-            self._send(debt)
+        for release in tuple(self._owed.values()):
+            self._send(release)
 
-    def _expect(self, each: HeldLease | OwedRelease) -> None:
-        """Look when *each* is due; but not so soon after the last look that every lease has a look of its own."""
+    def _set_timer(self, each: HeldLease | OwedRelease) -> None:
+        """Let the timer fire when *each* is due, but not so soon after the last time that each lease has its own."""
         if each.due_at >= self._timer_at or self._is_closed:
             return
-        at = self._timer_at = max(each.due_at, self._looked_at + each.length / _GATHERING)
-        # The timer is not kept, as it holds the event loop. One that is too late by now finds that out.
-        asyncio.get_running_loop().call_later(at - self._clock(), self._look, at, context=self._context)
+        at = self._timer_at = max(each.due_at, self._ticked_at + each.length / _MAX_TICKS)
+        # The handle is not kept, because it holds the event loop. A timer that has been replaced does nothing.
+        asyncio.get_running_loop().call_later(at - self._clock(), self._tick, at, context=self._context)
 
-    def _look(self, at: float) -> None:
-        """Send what is due, and come back for the rest; without a rest no timer is left."""
+    def _tick(self, at: float) -> None:
+        """Send what is due, and set the timer again if anything is left."""
         if at != self._timer_at:
             return
         self._timer_at = inf
-        now = self._looked_at = self._clock()
+        now = self._ticked_at = self._clock()
         everything: list[HeldLease | OwedRelease] = [*self._held, *self._owed.values()]
         for each in everything:
             if each.due_at <= now:
                 each.postpone(now)
                 self._send(each)
         if everything:
-            self._expect(min(everything, key=_due_at))
+            self._set_timer(min(everything, key=_due_at))
 
     def _send(self, each: HeldLease | OwedRelease) -> None:
-        """Let *each* travel with all else that is due at its node in this iteration of the event loop."""
+        """Send *each* together with all that is due at its node in this iteration of the event loop."""
         node = self._store.node_of(each.key)
         self._due.setdefault(node, []).append(each)
         if node not in self._busy:
             self._busy.add(node)
-            self._run(self._work(node))
+            self._run(self._send_due(node))
 
-    async def _work(self, node: str) -> None:
-        """Renew and release what is due at *node*, all of it side by side, until nothing is."""
+    async def _send_due(self, node: str) -> None:
+        """Renew and release all that is due at *node*, until nothing is."""
         try:
-            await asyncio.sleep(0)  # an eager task begins inside `_send`, before all that is due has come
+            # An eager task begins inside `_send`, before the other leases are due.
+            await asyncio.sleep(0)
             while due := self._due.pop(node, None):
-                rights = [each for each in due if isinstance(each, HeldLease) and each in self._held]
-                debts = [each for each in due if isinstance(each, OwedRelease) and self._is_open(each)]
-                requests = [self._renew(node, chunk) for chunk in _chunks(rights)]
-                requests += [self._release(node, chunk) for chunk in _chunks(debts)]
+                leases = [each for each in due if isinstance(each, HeldLease) and each in self._held]
+                releases = [each for each in due if isinstance(each, OwedRelease) and self._is_owed(each)]
+                requests = [self._renew(node, batch) for batch in _batches(leases)]
+                requests += [self._release(node, batch) for batch in _batches(releases)]
                 if len(requests) == 1:
-                    await requests[0]  # without a task more
+                    await requests[0]  # without another task
                 else:
                     await asyncio.gather(*requests)
         finally:
             self._busy.discard(node)
 
-    def _is_open(self, debt: OwedRelease) -> bool:
-        """Return whether *debt* is still owed; forget it if no lease can be left."""
-        if debt.ends_at <= self._clock():
-            self._owed.pop(debt.token, None)
-        return debt.token in self._owed
+    def _is_owed(self, release: OwedRelease) -> bool:
+        """Return whether *release* is still owed; forget it if no lease can be left."""
+        if release.ends_at <= self._clock():
+            self._owed.pop(release.token, None)
+        return release.token in self._owed
 
-    async def _renew(self, node: str, rights: Sequence[HeldLease]) -> None:
+    async def _renew(self, node: str, leases: Sequence[HeldLease]) -> None:
         asked_at = self._clock()
-        wanted = [(right.key, right.token, right.length) for right in rights]
-        ask = partial(self._store.renew, wanted)
+        wanted = [(lease.key, lease.token, lease.length) for lease in leases]
+        renew = partial(self._store.renew, wanted)
         try:
-            answers = await self._asking.call("renew", node, ask, rights[0].counters, is_urgent=True)
+            answers = await self._access.call("renew", node, renew, leases[0].counters, is_urgent=True)
         except StoreUnavailable:
             now = self._clock()
-            for right in rights:  # they have some life left
-                right.due_at = now + right.length / _GATHERING
-                self._expect(right)
+            for lease in leases:  # it has not expired yet
+                lease.due_at = now + lease.length / _MAX_TICKS
+                self._set_timer(lease)
             return
-        for right, (_, _, length), answer in zip(rights, wanted, answers, strict=True):
+        for lease, (_, _, length), answer in zip(leases, wanted, answers, strict=True):
             if isinstance(answer, Exception):
-                self._note_refusal("renew", answer, right.counters)
+                self._note_refusal("renew", answer, lease.counters)
             elif answer:
-                right.ends_at = asked_at + length
-            elif right in self._held:
-                self._held.discard(right)
-                right.on_lost()
+                lease.ends_at = asked_at + length
+            elif lease in self._held:
+                self._held.discard(lease)
+                lease.on_lost()
 
-    async def _release(self, node: str, debts: Sequence[OwedRelease]) -> None:
-        counters = debts[0].counters
-        owed = [(debt.key, debt.token, debt.message, debt.is_unstored) for debt in debts]
-        ask = partial(self._store.release, owed)
+    async def _release(self, node: str, releases: Sequence[OwedRelease]) -> None:
+        counters = releases[0].counters
+        owed = [(each.key, each.token, each.message, each.is_unstored) for each in releases]
+        release = partial(self._store.release, owed)
         try:
-            answers = await self._asking.call("release", node, ask, counters, is_urgent=True)
+            answers = await self._access.call("release", node, release, counters, is_urgent=True)
         except StoreUnavailable:
             now = self._clock()
-            for debt in debts:
-                debt.extend(now)
+            for each in releases:
+                each.extend(now)
         else:
-            for debt, answer in zip(debts, answers, strict=True):
+            for each, answer in zip(releases, answers, strict=True):
                 if isinstance(answer, Exception):
                     self._note_refusal("release", answer, counters)
-                elif answer or debt.is_sure:
-                    self._owed.pop(debt.token, None)
-        self._await_turns(debts)
+                elif answer or each.is_sure:
+                    self._owed.pop(each.token, None)
+        self._repeat(releases)
 
-    def _await_turns(self, debts: Sequence[OwedRelease]) -> None:
-        """Come back for those of *debts* that are owed still."""
-        for debt in debts:
-            debt.counters = _UNCOUNTED
-            if debt.token in self._owed:
-                self._expect(debt)
+    def _repeat(self, releases: Sequence[OwedRelease]) -> None:
+        """Set the timer for those of *releases* that are still owed."""
+        for each in releases:
+            each.counters = UNCOUNTED
+            if each.token in self._owed:
+                self._set_timer(each)
 
     def _note_refusal(self, verb: str, refusal: Exception, counters: Counters) -> None:
         counters.l2_errors += 1
-        self._asking.note_refusal(verb, str(refusal))
+        self._access.note_refusal(verb, str(refusal))
 
 
 def _due_at(each: HeldLease | OwedRelease) -> float:
     return each.due_at
 
 
-def _chunks(due: Sequence[T]) -> Iterator[Sequence[T]]:
-    return (due[start : start + _AT_ONCE] for start in range(0, len(due), _AT_ONCE))
+def _batches(due: Sequence[T]) -> Iterator[Sequence[T]]:
+    return (due[start : start + _BATCH_SIZE] for start in range(0, len(due), _BATCH_SIZE))
