@@ -34,7 +34,7 @@ def test_bump_all_is_everybodys() -> None:
 
 def test_epochs_never_come_back() -> None:
     """Whatever is bumped in whatever order, no epoch of an op is seen twice."""
-    epochs, seen = Epochs(limit=2), []
+    epochs, seen = Epochs(max_ops=2), []
 
     for op in "aabcabcddddabca":
         epochs.bump(op)
@@ -49,7 +49,7 @@ def test_epochs_never_come_back() -> None:
 
 def test_epochs_are_bounded() -> None:
     """When there is no room for another op, all begin a new epoch; an op that is there needs no room."""
-    epochs = Epochs(limit=2)
+    epochs = Epochs(max_ops=2)
     epochs.bump("a")
     epochs.bump("b")
     before = epochs.current("a"), epochs.current("z")
@@ -117,7 +117,7 @@ def test_invalidations_of_an_op_and_everything_count_for_what_has_tags() -> None
 
 def test_tags_are_bounded_with_the_ops() -> None:
     """Tags take the same room as ops: when it is full, all begin a new epoch."""
-    epochs = Epochs(limit=2)
+    epochs = Epochs(max_ops=2)
     epochs.bump("a")
     epochs.bump_tag("soups")
     before = epochs.current("b", ("salads",))

@@ -164,16 +164,16 @@ def test_no_tags_are_kept_of_what_is_gone(memory: Memory, clock: ManualClock) ->
     """However an entry goes, evicted, dropped, expired or replaced, its tags go with it."""
     for op in "abcdef":
         memory.put(op, "soup", 5, ("soups", f"only {op}"))
-    evicted = {*memory._entries._tagged}
+    evicted = {*memory._entries._ops_by_tag}
     memory.drop("d")
     memory.put("e", "soup", 5)
-    dropped = {*memory._entries._tagged}
+    dropped = {*memory._entries._ops_by_tag}
     clock.advance(5)
     memory.get("f")
 
     assert {"soups", "only d", "only e", "only f"} == evicted
     assert {"soups", "only f"} == dropped
-    assert ({}, {}) == (memory._entries._tags, memory._entries._tagged)
+    assert ({}, {}) == (memory._entries._tags, memory._entries._ops_by_tag)
 
 
 @pytest.mark.parametrize("way", ["drop", "drop_tagged", "evict"])
@@ -190,7 +190,7 @@ def test_tag_that_is_there_twice(way: str, memory: Memory) -> None:
             memory.put(op, op, 5)
 
     assert "a" not in memory
-    assert ({}, {}) == (memory._entries._tags, memory._entries._tagged)
+    assert ({}, {}) == (memory._entries._tags, memory._entries._ops_by_tag)
 
 
 def test_tags_of_everything(memory: Memory) -> None:
@@ -200,7 +200,7 @@ def test_tags_of_everything(memory: Memory) -> None:
     memory.clear()
     memory.drop_tagged("soups")
 
-    assert {} == memory._entries._tagged
+    assert {} == memory._entries._ops_by_tag
 
 
 # Trust

@@ -1,4 +1,4 @@
-"""A cached value and the instant it stops being fresh."""
+"""A cached value, and the instant up to which it is fresh."""
 
 from typing import Generic, TypeVar
 
@@ -6,10 +6,10 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class Entry(Generic[T_co]):
-    """What L1 remembers for one op.
+    """What L1 has for one op.
 
     Attributes:
-        value: What the loader returned (any value counts, `None` included).
+        value: What the loader returned, which may be `None`.
         fresh_until: Instant of the guard's monotonic clock, in seconds.
     """
 
@@ -20,5 +20,5 @@ class Entry(Generic[T_co]):
         self.fresh_until = fresh_until
 
     def __repr__(self) -> str:
-        # The value stays out: entries end up in logs, and values are users' data.
+        # Without the value, which is users' data: entries may get into logs.
         return f"<Entry {type(self.value).__name__} fresh until {self.fresh_until:.3f}>"

@@ -1,7 +1,7 @@
-"""How often each op was invalidated: a load whose epoch has passed may not store.
+"""Epochs: a load that began before an invalidation may not be stored.
 
-A flight takes its op's epoch before it reads anything, and compares before it stores.
-Without that, a value read before an invalidation could be put back after it.
+A flight takes the epoch of its op before it reads anything, and compares it before it stores. Without that, a value
+read before an invalidation could be stored after it.
 """
 
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from itertools import count
 
 
 class Generation:
-    """One definition of a function: what is remembered of it ends with it.
+    """One definition of a function. What is stored and loaded by it ends with it.
 
     Attributes:
         is_over: Whether the function was defined anew.
@@ -22,7 +22,7 @@ class Generation:
 
 
 class Lineage:
-    """The definitions that one function has had; those that still live share the last generation.
+    """The generations of one function. Definitions of it that are alive share the last one.
 
     Attributes:
         generation: The last.
@@ -34,27 +34,27 @@ class Lineage:
         self.generation = Generation()
 
     def start_generation(self) -> None:
-        """Let nothing that was remembered, or is being loaded, be an answer any more."""
+        """End the last generation: none of its values is an answer any more, nor will be."""
         self.generation.is_over = True
         self.generation = Generation()
 
 
-_LIMIT = 65_536
-_TAG = "\0tag:"  # tags are counted among the ops, under names that no op has
+_MAX_OPS = 65_536
+_TAG = "\0tag:"  # tags are counted among the ops, with a prefix that no op has
 
 
 class Epochs:
     """The number of each op's last invalidation, bounded: when full, all ops move on together.
 
-    Numbers are drawn from one counter, since `+= 1` in two threads at once could count two invalidations as one.
+    Numbers come from one counter, because with `+= 1` two threads could count two invalidations as one.
     """
 
-    __slots__ = ("_all", "_limit", "_numbers", "_ops")
+    __slots__ = ("_all", "_max_ops", "_numbers", "_ops")
 
-    def __init__(self, limit: int = _LIMIT) -> None:
+    def __init__(self, max_ops: int = _MAX_OPS) -> None:
         self._all = 0
         self._ops: dict[str, int] = {}
-        self._limit = limit
+        self._max_ops = max_ops
         self._numbers = count(1)
 
     def current(self, op: str, tags: Sequence[str] = ()) -> tuple[int, ...]:
@@ -66,8 +66,8 @@ class Epochs:
 
     def bump(self, op: str) -> None:
         """Begin a new epoch of *op*."""
-        if len(self._ops) >= self._limit and op not in self._ops:
-            self.bump_all()  # safe: loads under way lose the right to store, nothing else
+        if len(self._ops) >= self._max_ops and op not in self._ops:
+            self.bump_all()  # safe: running loads may not be stored, and nothing else changes
         self._ops[op] = next(self._numbers)
 
     def bump_tag(self, tag: str) -> None:

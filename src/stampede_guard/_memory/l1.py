@@ -1,9 +1,9 @@
-"""L1: this process's memory, bounded; what was not used for long goes first.
+"""L1: the bounded memory of one event loop.
 
-A `cachetools.TTLCache` has one TTL for all, and purges everything that expired together inside the next insert. So
-each entry knows when it stops being fresh. And an `LRUCache` moves an entry at each hit. So the map is a `FIFOCache`,
-a hit leaves a mark, and what has one when its turn to go comes gets a second chance: the "clock" of operating systems
-(Corbató, "A Paging Experiment with the Multics System", 1968), which comes close to the order of use.
+A `cachetools.TTLCache` has one TTL for all entries, and an insert removes all that expired together. So here each slot
+has the instant up to which it is fresh. An `LRUCache` moves an entry at each hit. So here the map is a `FIFOCache`, a
+hit sets a flag, and an eviction gives flagged entries a second chance: the "clock" algorithm of operating systems
+(Corbató, "A Paging Experiment with the Multics System", 1968), which approximates least recently used.
 """
 
 import asyncio
@@ -17,73 +17,73 @@ from cachetools import FIFOCache
 from .._speed.forms import ArgumentCache, Slot, Validity
 from .epochs import Generation
 
-_SPARED = 16  # entries that one eviction lets past, since they were used
-_LASTING = Generation()
-UNTRUSTED_TTL = 1.0  # seconds that an entry lives while nobody would tell us of its invalidation
+_MAX_SPARED = 16  # entries that one eviction spares because they were used
+_ENDLESS = Generation()
+UNTRUSTED_TTL = 1.0  # seconds that an entry lives while no message would tell of its invalidation
 
 
 class _Entries(FIFOCache[str, Slot]):
-    """Entries, and which of them have which tag.
+    """The slots by op, and the ops by tag.
 
     Attributes:
-        held: The same as a plain dict, to look things up in: a look-up in a cache of `cachetools` is a call or two.
+        slots: The same slots in a plain dict: a look-up in a cache of `cachetools` costs a call or two.
     """
 
     def __init__(self, maxsize: int) -> None:
         super().__init__(maxsize)
-        self.held: dict[str, Slot] = {}
+        self.slots: dict[str, Slot] = {}
         self._tags: dict[str, Sequence[str]] = {}
-        self._tagged: dict[str, set[str]] = {}
-        self._dead: list[Slot] = []  # taken out, and not let go of before the books are right
+        self._ops_by_tag: dict[str, set[str]] = {}
+        self._removed: list[Slot] = []
 
-    def add(self, op: str, held: Slot, tags: Sequence[str]) -> None:
-        """Keep *held*, in place of what was there, until it or one of its *tags* is invalidated."""
-        self._take_out(op)
-        self[op] = self.held[op] = held
+    def add(self, op: str, slot: Slot, tags: Sequence[str]) -> None:
+        """Store *slot* under *op*, in place of what was there."""
+        self._remove(op)
+        self[op] = self.slots[op] = slot
         if tags:
-            self._tags[op] = tags = tuple(dict.fromkeys(tags))  # two templates may have come to one tag
+            self._tags[op] = tags = tuple(dict.fromkeys(tags))  # two templates may produce the same tag
             for tag in tags:
-                self._tagged.setdefault(tag, set()).add(op)
-        self._let_go()
+                self._ops_by_tag.setdefault(tag, set()).add(op)
+        self._clear_removed()
 
     def tagged(self, tag: str) -> tuple[str, ...]:
         """Return the ops that have *tag*."""
-        return tuple(self._tagged.get(tag, ()))
+        return tuple(self._ops_by_tag.get(tag, ()))
 
     def discard(self, op: str) -> None:
-        """Let *op* go, if it is there."""
-        self._take_out(op)
-        self._let_go()
+        """Remove *op*, if it is there."""
+        self._remove(op)
+        self._clear_removed()
 
-    def _take_out(self, op: str) -> None:
-        if op in self.held:
+    def _remove(self, op: str) -> None:
+        if op in self.slots:
             del self[op]
-            self._bury(op)
+            self._unlink(op)
 
     def popitem(self) -> tuple[str, Slot]:
-        """Make room: evict the oldest, but for those that were used since, a few at a time."""
-        op, held = super().popitem()
-        for _ in range(_SPARED):
-            if not held.used:
+        """Evict the oldest entry; spare a few that were used since they were last spared."""
+        op, slot = super().popitem()
+        for _ in range(_MAX_SPARED):
+            if not slot.used:
                 break
-            held.used = False
-            self[op] = held
-            op, held = super().popitem()
-        self._bury(op)
-        return op, held
+            slot.used = False
+            self[op] = slot
+            op, slot = super().popitem()
+        self._unlink(op)
+        return op, slot
 
-    def _bury(self, op: str) -> None:
-        self._dead.append(self.held.pop(op))
+    def _unlink(self, op: str) -> None:
+        self._removed.append(self.slots.pop(op))
         for tag in self._tags.pop(op, ()):
-            ops = self._tagged[tag]
+            ops = self._ops_by_tag[tag]
             ops.discard(op)
             if not ops:
-                del self._tagged[tag]
+                del self._ops_by_tag[tag]
 
-    def _let_go(self) -> None:
-        """Kill what was taken out: last, since the destructor of a value may read and write this very memory."""
-        while self._dead:
-            self._dead.pop().clear()
+    def _clear_removed(self) -> None:
+        """Clear the removed slots. This comes last: the destructor of a value may read and write this memory."""
+        while self._removed:
+            self._removed.pop().clear()
 
 
 class Memory:
@@ -92,134 +92,145 @@ class Memory:
     Args:
         maxsize: How many entries are kept.
         clock: Monotonic seconds.
-        loop: The event loop; without one, fronts are of no use.
+        loop: The event loop; without one, argument caches answer nothing.
 
     Attributes:
         maxsize: As given.
+        on_trust_lost: Called when `trusted_until` has passed.
     """
 
-    __slots__ = ("__weakref__", "_clock", "_entries", "_era", "_fronts", "_longest", "maxsize", "on_trust_lost")
+    __slots__ = (
+        "__weakref__",
+        "_argument_caches",
+        "_clock",
+        "_entries",
+        "_max_ttl",
+        "_validity",
+        "maxsize",
+        "on_trust_lost",
+    )
 
     def __init__(self, maxsize: int, clock: Callable[[], float], loop: asyncio.AbstractEventLoop | None = None) -> None:
         self.maxsize = maxsize
         self._entries = _Entries(maxsize)
         self._clock = clock
-        self._longest = inf
-        self._era = Validity(clock, None if loop is None else ref(loop))
-        self._fronts: WeakSet[ArgumentCache] = WeakSet()
+        self._max_ttl = inf
+        self._validity = Validity(clock, None if loop is None else ref(loop))
+        self._argument_caches: WeakSet[ArgumentCache] = WeakSet()
         self.on_trust_lost: Callable[[], object] = bool
-        # A front lives as long as its function, and would keep values of a memory that is gone.
-        finalize(self, _drop_all, self._fronts).atexit = False
+        # An argument cache lives as long as its function, and would keep values of a memory that is gone.
+        finalize(self, _drop_all, self._argument_caches).atexit = False
 
     @property
     def trusted_until(self) -> float:
-        """Instant up to which invalidations would have reached us.
+        """Instant up to which all invalidations have been received; infinite where no message tells of any.
 
-        After that, everything is dropped, and what comes in lives for a second at most. For ever, where there is
-        nobody to tell us.
+        After it everything is dropped, and new entries live for a second at most.
         """
-        return self._era.trusted_until
+        return self._validity.trusted_until
 
     def get(self, op: str) -> Slot | None:
         """Return the fresh entry of *op*, or `None`."""
-        held = self._entries.held.get(op)
-        if held is None:
+        slot = self._entries.slots.get(op)
+        if slot is None:
             return None
         now = self._clock()
-        if now >= self._era.trusted_until:
-            self._lapse()
+        if now >= self._validity.trusted_until:
+            self._lose_trust()
             return None
-        if now < held.fresh_until and not held.generation.is_over:
-            held.used = True
-            return held
+        if now < slot.fresh_until and not slot.generation.is_over:
+            slot.used = True
+            return slot
         self._entries.discard(op)
         return None
 
-    def note_in(self, front: ArgumentCache, args: tuple[Any, ...], held: Slot) -> None:
-        """Let *front* answer calls with *args* by itself, as long as *held* is fresh and kept here.
+    def note_in(self, cache: ArgumentCache, args: tuple[Any, ...], slot: Slot) -> None:
+        """Let *cache* answer calls with *args*, as long as *slot* is fresh and in this memory.
 
-        A front answers in one event loop: the first that asks, until that is over. The others do without.
+        An argument cache serves one event loop: the first that uses it, until that is closed.
         """
-        if front.validity is not self._era:
-            if front.validity is not None and not _is_over(front.validity):
+        if cache.validity is not self._validity:
+            if cache.validity is not None and not _is_over(cache.validity):
                 return
-            front.serve(self._era)
-            self._fronts.add(front)
-        front.note(args, held, self._era)  # which has another by now, if another thread's loop asked too
+            cache.serve(self._validity)
+            self._argument_caches.add(cache)
+        # Without effect if the loop of another thread was faster: then the cache serves that one.
+        cache.note(args, slot, self._validity)
 
     def put(
-        self, op: str, value: object, life: float, tags: Sequence[str] = (), generation: Generation = _LASTING
+        self, op: str, value: object, ttl: float, tags: Sequence[str] = (), generation: Generation = _ENDLESS
     ) -> None:
-        """Keep *value* for *life* seconds, or until its *generation* is over."""
+        """Store *value* for *ttl* seconds, or until its *generation* is over."""
         now = self._clock()
-        if now >= self._era.trusted_until:
-            self._lapse()
-        self._entries.add(op, Slot(value, now + min(life, self._longest), generation), tags)
+        if now >= self._validity.trusted_until:
+            self._lose_trust()
+        self._entries.add(op, Slot(value, now + min(ttl, self._max_ttl), generation), tags)
 
     def drop(self, op: str) -> None:
-        """Forget *op*."""
+        """Drop *op*."""
         self._entries.discard(op)
 
     def drop_tagged(self, tag: str) -> None:
-        """Forget every op that has *tag*."""
+        """Drop every op that has *tag*."""
         for op in self._entries.tagged(tag):
             self._entries.discard(op)
 
     def clear(self) -> None:
-        """Forget everything."""
-        _drop_all(self._fronts)
+        """Drop everything."""
+        _drop_all(self._argument_caches)
         self._entries = _Entries(self.maxsize)
 
     def release_argument_caches(self) -> None:
-        """Let fronts serve other loops: this one's will never run again."""
-        _drop_all(self._fronts)
+        """Let argument caches serve other loops: this one never runs again."""
+        _drop_all(self._argument_caches)
 
-    def _lapse(self) -> None:
+    def _lose_trust(self) -> None:
         self.distrust()
         self.on_trust_lost()
 
     def joinable_until(self) -> float:
         """Return the instant up to which callers may join a load that begins now.
 
-        Without trust that is as long as its value would be kept: no message tells whether the load was overtaken.
+        Without trust no message tells whether the load was overtaken, so it may be joined for as long as its value
+        would be stored.
         """
-        return inf if self._longest == inf else self._clock() + self._longest
+        return inf if self._max_ttl == inf else self._clock() + self._max_ttl
 
     def may_join(self, until: float) -> bool:
-        """Whether a load that may be joined up to the instant *until* may be joined now."""
+        """Whether a load that is joinable until the instant *until* may be joined now."""
         now = self._clock()
-        if now >= self._era.trusted_until:
-            self._lapse()
+        if now >= self._validity.trusted_until:
+            self._lose_trust()
             return False
         return now < until
 
     def trust(self, until: float) -> None:
-        """Believe that invalidations reach us, until that instant."""
-        if self._clock() >= self._era.trusted_until:  # a silence that nobody noticed
-            self._lapse()
-        self._longest = inf
-        self._era.trusted_until = until
+        """Take it that all invalidations are received, up to the instant *until*."""
+        if self._clock() >= self._validity.trusted_until:
+            self._lose_trust()
+        self._max_ttl = inf
+        self._validity.trusted_until = until
 
     def distrust(self) -> None:
-        """Forget everything, and keep what comes for no longer than a second, until there is trust again."""
+        """Drop everything, and store entries for a second at most until `trust` is called."""
         self.clear()
-        self._longest = UNTRUSTED_TTL
-        self._era.trusted_until = inf
+        self._max_ttl = UNTRUSTED_TTL
+        self._validity.trusted_until = inf
 
     def __contains__(self, op: str) -> bool:
-        return op in self._entries.held
+        return op in self._entries.slots
 
     def __len__(self) -> int:
-        return len(self._entries.held)
+        return len(self._entries.slots)
 
 
 def _is_over(validity: Validity) -> bool:
-    """Whether the event loop that *validity* belongs to will never run again."""
+    """Whether the event loop that *validity* belongs to never runs again."""
     loop = None if validity.loop is None else validity.loop()
     return loop is None or loop.is_closed()
 
 
-def _drop_all(fronts: WeakSet[ArgumentCache]) -> None:
-    for front in tuple(fronts):
-        fronts.discard(front)  # first: a destructor may have it serve again
-        front.drop()
+def _drop_all(caches: WeakSet[ArgumentCache]) -> None:
+    for cache in tuple(caches):
+        caches.discard(cache)  # first: a destructor may make it serve again
+        cache.drop()
