@@ -225,7 +225,7 @@ def test_types_are_remembered_up_to_a_bound() -> None:
     for number in range(100):
         subject.encode(type(f"Menu{number}", (), {})())
 
-    assert len(subject._is_faithful) <= 64
+    assert len(subject._survives) <= 64
 
 
 def test_arrays_and_other_values_without_an_equality() -> None:

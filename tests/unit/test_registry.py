@@ -475,7 +475,7 @@ async def test_closure_after_a_dead_one_and_others(guard: Guard) -> None:
 
 async def test_dead_functions_are_remembered_up_to_a_limit(guard: Guard, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of very many functions that are gone, those that went first are forgotten, with their answers."""
-    monkeypatch.setattr(registry, "_REMEMBERED", 1)
+    monkeypatch.setattr(registry, "_MAX_DEAD", 1)
     for name in ("a", "b", "c"):
         await plain(guard, name + "-{item}")(7)
         gc.collect()

@@ -20,12 +20,12 @@ from .policy import Policy
 
 NO_ANNOTATION: Any = object()
 
-_LEASES = (2.0, 10.0)  # seconds, shortest and longest: whoever dies with one is waited for that long
-_LEASE_LOADS = 3.0  # in load times
-_SMOOTHING = 0.2
-_SAMPLED = 64  # one value in so many is compared with its decoded copy, once its type has proved faithful
-_KINDS = 64  # types that an operation remembers to have proved faithful, or not
-# Texts of errors that name types and places alone. Others quote a part of the value, or are a user's.
+_LEASES = (2.0, 10.0)  # seconds, shortest and longest: others wait that long for the lease of a process that died
+_LEASE_FACTOR = 3.0  # length of a lease, in load times
+_NEW_LOAD_WEIGHT = 0.2  # in the smoothed load time
+_SAMPLING = 64  # one value in so many is compared with its decoded copy, once its type has survived a round trip
+_MAX_TYPES = 64  # whose round trip an operation remembers
+# Texts of errors that name only types and places. Others quote a part of the value, or are a user's.
 _TELLS_TYPES = re.compile(
     r"Expected `[\w|, ]+`( of length [<>=]+ \d+| with (a|no) timezone component)?(, got `\w+`)?( - at [\w`$.\[\] ]+)?"
     r"|Object missing required field `\w+`( - at [\w`$.\[\] ]+)?"
@@ -37,7 +37,7 @@ _TELLS_TYPES = re.compile(
 logger = logging.getLogger("stampede_guard")
 
 
-def _described(error: Exception) -> str:
+def _describe_error(error: Exception) -> str:
     """Return the type of *error*, and its text if that quotes nothing of the value."""
     kind = type(error)
     # An error with a cause has the text of a user's `__post_init__`.
@@ -48,41 +48,42 @@ def _described(error: Exception) -> str:
 
 
 class Isolated:
-    """A value of which every caller gets a copy, with what makes one: operations of one op may have other options."""
+    """A value of which each caller gets a copy, and how to copy it: two operations of one op may differ in that."""
 
-    __slots__ = ("_kept", "_reproduce")
+    __slots__ = ("_cached", "_make_copy")
 
-    def __init__(self, kept: Any, reproduce: Callable[[Any], Any]) -> None:
-        self._kept = kept
-        self._reproduce = reproduce
+    def __init__(self, cached: Any, make_copy: Callable[[Any], Any]) -> None:
+        self._cached = cached
+        self._make_copy = make_copy
 
     def copy(self) -> Any:
-        """Return the value, as an object that nobody else has."""
-        return self._reproduce(self._kept)
+        """Return a new copy of the value."""
+        return self._make_copy(self._cached)
 
 
-def for_caller(kept: Any) -> Any:
-    """Return what one caller gets of what is *kept*: the thing itself, or a copy of their own."""
-    return kept.copy() if kept.__class__ is Isolated else kept
+def for_caller(cached: Any) -> Any:
+    """Return the *cached* value, or a copy of it if it is isolated."""
+    return cached.copy() if cached.__class__ is Isolated else cached
 
 
 class Operation:
     """What the data path needs to know of a decorated function.
 
     Args:
-        name: How errors and statistics call it.
+        name: Its name in errors and statistics.
         policy: Its options.
-        counters: Where its calls are counted.
-        codec: Given by the user; otherwise the annotation decides.
+        counters: The counters of its calls.
+        codec: The user's codec; without one, the annotation decides.
         annotation: Returns the loader's return annotation; raises `NameError` while a name in it is not defined yet.
         vary: Context variables that are part of the key, and the only ones that the loader sees.
-        tags: Templates of the tags by which its answers are invalidated too.
+        tags: Templates of the tags that invalidate its values.
 
     Attributes:
-        lease_length: Seconds that the right to load lasts unless it is renewed: long enough not to be, most of the
-            time.
-        lineage: Its function's definitions, if it is one of several.
-        max_l2_ttl: Seconds that its values are in L2 at most.
+        is_local: Whether its ops are valid in this process only.
+        is_batched: Whether its flights load in batches; then the batches are counted and limited.
+        lease_length: Seconds until its leases expire unless they are renewed; most loads are shorter.
+        lineage: The generations of its function.
+        max_l2_ttl: Seconds that a value of it is in L2 at most.
     """
 
     __slots__ = (
@@ -91,8 +92,8 @@ class Operation:
         "_codec",
         "_encoded",
         "_fingerprint",
-        "_is_faithful",
         "_load_time",
+        "_survives",
         "counters",
         "is_batched",
         "is_local",
@@ -125,12 +126,12 @@ class Operation:
         self.vary = tuple(vary)
         self.tags = tuple(tags)
         self.lineage = Lineage()
-        self.is_local = False  # its ops mean nothing to other processes
-        self.is_batched = False  # its flights load in batches, and those are what is counted and limited
+        self.is_local = False
+        self.is_batched = False
         self._codec = codec
         self._annotation = annotation
-        self._fingerprint = b""  # until it is asked for
-        self._is_faithful: dict[type, bool] = {}  # whether values of a type come back as what they were
+        self._fingerprint = b""  # computed at first use
+        self._survives: dict[type, bool] = {}  # whether values of a type survive a round trip through the codec
         self._encoded = 0
         self._load_time = 0.0
         self.lease_length = _LEASES[0]
@@ -138,7 +139,7 @@ class Operation:
 
     @property
     def needs_codec(self) -> bool:
-        """Whether its values are ever turned into bytes."""
+        """Whether its values are encoded at all."""
         return self.policy.l2_ttl is not None or self.policy.isolate
 
     @property
@@ -170,7 +171,7 @@ class Operation:
         """Find the codec now, so that a mistake shows before the first call.
 
         Raises:
-            ConfigurationError: as `codec`; a name that is not defined yet only when the check *is_final*.
+            ConfigurationError: as `codec`; for a name that is not defined yet, only if the check *is_final*.
         """
         if not self.needs_codec:
             return
@@ -181,57 +182,57 @@ class Operation:
                 raise
 
     def fingerprint(self, tags: Sequence[str]) -> bytes:
-        """Return what tells an op's value from those of another release: of codec, schema and *tags*.
+        """Return the fingerprint of codec, schema and *tags*, which tells values from those of other releases.
 
-        Of the tags, since a value carries a mark of each: a release that adds one cannot use what is stored without it.
+        A value carries a mark for each of its tags. So a release that adds a tag cannot use values stored without it.
         """
         if not self._fingerprint:
             self._fingerprint = fingerprint_of(describe_codec(self.codec, self._annotation))
         return with_tags(self._fingerprint, tags) if tags else self._fingerprint
 
     def encode(self, value: object) -> bytes | None:
-        """Return *value* as bytes; `None` if there are none that it could be decoded from, as it is.
+        """Return *value* as bytes; `None` if it does not survive a round trip through the codec.
 
-        That is tried for each type of values, and then now and then; always if callers get the decoded copy, or the
-        annotation allows anything.
+        The round trip is tried for each type of values, and then for a sample. It is always tried if callers get the
+        decoded copy, or if the annotation allows anything.
         """
         codec, kind = self.codec, type(value)
         self._encoded += 1
         try:
             payload = codec.encode(value)
-            why = self._changed(value, payload) if self._has_to_prove(kind) else None
-        except Exception as error:  # noqa: BLE001  # any error of a codec leaves the value the loader's answer
-            payload, why = b"", f"its codec cannot store it and read it back ({_described(error)})"
+            why = self._difference(value, payload) if self._needs_round_trip(kind) else None
+        except Exception as error:  # noqa: BLE001  # callers get the value all the same
+            payload, why = b"", f"its codec cannot store it and read it back ({_describe_error(error)})"
         if why is None:
             return payload
         self._refuse(kind, why)
         return None
 
-    def _has_to_prove(self, kind: type) -> bool:
+    def _needs_round_trip(self, kind: type) -> bool:
         if self.policy.isolate or getattr(self.codec, "is_loose", False):
             return True
-        return not self._is_faithful.get(kind) or self._encoded % _SAMPLED == 0
+        return not self._survives.get(kind) or self._encoded % _SAMPLING == 0
 
-    def _changed(self, value: object, payload: bytes) -> str | None:
-        """Return in what the decoded copy of *value* differs."""
+    def _difference(self, value: object, payload: bytes) -> str | None:
+        """Return in what the decoded copy of *value* differs, if it does."""
         copied = self.codec.decode(payload)
         comparison = Comparison(value, copied)
         if comparison.difference is None and not comparison.is_certain and self.codec.encode(copied) != payload:
             return "a copy of it is encoded as something else"
         if comparison.difference is None:
-            self._note(type(value), self._is_faithful.get(type(value), True))
+            self._note(type(value), self._survives.get(type(value), True))
         return comparison.difference
 
     def _note(self, kind: type, is_faithful: bool) -> None:  # noqa: FBT001
-        if len(self._is_faithful) >= _KINDS:
-            self._is_faithful.clear()
-        self._is_faithful[kind] = is_faithful
+        if len(self._survives) >= _MAX_TYPES:
+            self._survives.clear()
+        self._survives[kind] = is_faithful
 
     def _refuse(self, kind: type, why: str) -> None:
-        """Count a value that is not stored, and log it once for each type."""
+        """Count a value that cannot be stored, and log it once for each type."""
         if self.policy.l2_ttl is not None:
             self.counters.l2_unstorable += 1
-        if self._is_faithful.get(kind, True):
+        if self._survives.get(kind, True):
             logger.warning(
                 "%s: the loader returned a %s.%s, which is not stored: %s; callers get it all the same. "
                 "Annotate a type that brings it back unchanged, or pass codec=",
@@ -243,18 +244,18 @@ class Operation:
         self._note(kind, is_faithful=False)
 
     def decode(self, payload: bytes) -> tuple[Any] | None:
-        """Return the value in a tuple of one (any value is a value), or `None` if *payload* is not one."""
+        """Return the value in a tuple of one, since it may be `None`; or `None` if *payload* cannot be decoded."""
         try:
             return (self.codec.decode(payload),)
-        except Exception:  # noqa: BLE001  # whatever a codec makes of foreign bytes, they are a miss
+        except Exception:  # noqa: BLE001  # a miss, whatever the codec raises
             self.counters.l2_undecodable += 1
             return None
 
     def version_of(self, value: object) -> int | None:
-        """Return the version of *value*, if the operation's values have versions.
+        """Return the version of *value*, if the operation has `version=`.
 
         Raises:
-            ConfigurationError: `version=` returned something else.
+            ConfigurationError: `version=` returned something else than a version.
         """
         if self.policy.version is None:
             return None
@@ -265,20 +266,20 @@ class Operation:
             raise ConfigurationError(message) from None
 
     def note_load(self, duration: float) -> None:
-        """Learn from a load that took *duration* seconds."""
-        self._load_time += (duration - self._load_time) * _SMOOTHING
+        """Adapt `lease_length` to a load that took *duration* seconds."""
+        self._load_time += (duration - self._load_time) * _NEW_LOAD_WEIGHT
         shortest, longest = _LEASES
-        self.lease_length = min(max(_LEASE_LOADS * self._load_time, shortest), longest)
+        self.lease_length = min(max(_LEASE_FACTOR * self._load_time, shortest), longest)
 
     def isolate(self, payload: bytes) -> Isolated:
-        """Return what is kept so that every caller gets a copy of their own."""
+        """Return what to cache, so that each caller gets a copy decoded from *payload*."""
         return Isolated(payload, self.codec.decode)
 
     def isolate_value(self, value: object, payload: bytes | None) -> Isolated:
-        """Do so for a loader's *value*; from *payload*, unless its copies would be something else.
+        """Return the same for a loader's *value*; without a *payload*, callers get deep copies.
 
         Raises:
-            CannotEncode: there is no other way to copy it either.
+            CannotEncode: `copy.deepcopy` cannot copy it.
         """
         if payload is not None:
             return self.isolate(payload)
@@ -293,20 +294,20 @@ class Operation:
             )
             raise CannotEncode(message) from error
 
-    def for_caller(self, kept: Any) -> Any:
-        """Return what a caller of this operation gets of what is *kept*, by this or by another operation of the op.
+    def for_caller(self, cached: Any) -> Any:
+        """Return what a caller of this operation gets of a *cached* value, which another operation may have cached.
 
         Raises:
-            CannotEncode: it was kept as it is, callers of this one get copies, and there is no making one.
+            CannotEncode: this operation isolates its values, the other does not, and the value cannot be copied.
         """
-        if kept.__class__ is Isolated or not self.policy.isolate:
-            return for_caller(kept)
-        return self.isolate_value(kept, self.encode(kept)).copy()
+        if cached.__class__ is Isolated or not self.policy.isolate:
+            return for_caller(cached)
+        return self.isolate_value(cached, self.encode(cached)).copy()
 
     def context(self) -> Context:
-        """Return the context for a load launched by the running code.
+        """Return the context for a load that the running code launches.
 
-        A shared load belongs to no caller, so it sees none of their context variables but `vary`.
+        A shared load belongs to no caller, so it sees no context variables of callers except those in `vary`.
         """
         if self.policy.inherit_context:
             return copy_context()

@@ -1,4 +1,4 @@
-"""Options as users give them, and the checks of each."""
+"""Options as users give them, and their checks."""
 
 import re
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias, TypedDict
 from ..errors import ConfigurationError
 
 Duration: TypeAlias = float | timedelta
-_VERSIONS = 1 << 53
+_MAX_VERSION = (1 << 53) - 1  # the largest number that a script can compare exactly
 
 OnAbandon: TypeAlias = Literal["finish", "cancel"]
 
@@ -37,7 +37,7 @@ def seconds(name: str, value: object, *, zero: bool = False) -> float:
 
 
 def fraction(name: str, value: object, *, below: float = inf) -> float:
-    """Return *value* if it lies in 0…1, and under *below*.
+    """Return *value* if it is from 0 to 1, and less than *below*.
 
     Raises:
         ConfigurationError: it does not.
@@ -62,12 +62,12 @@ def count(name: str, value: object) -> int:
 
 
 def version_number(version: object) -> int:
-    """Return *version* if it is one: a whole number from 0 to 2⁵³ - 1, which is what a script can compare.
+    """Return *version* if it is a whole number from 0 to 2⁵³ - 1.
 
     Raises:
         ConfigurationError: it is not.
     """
-    if isinstance(version, bool) or not isinstance(version, int) or not 0 <= version < _VERSIONS:
+    if isinstance(version, bool) or not isinstance(version, int) or not 0 <= version <= _MAX_VERSION:
         message = f"version={version!r}: give a whole number from 0 to 2**53 - 1"
         raise ConfigurationError(message)
     return version
@@ -96,7 +96,7 @@ def flag(name: str, value: object) -> None:
 
 
 class Options(TypedDict, total=False):
-    """The options as users give them; `Policy` says what they mean."""
+    """The options as users give them; `Policy` documents them."""
 
     ttl: Duration | None
     l2_ttl: Duration | None

@@ -13,17 +13,17 @@ class Policy:
     """How one operation is cached, shared and bounded.
 
     Attributes:
-        ttl: Life in L1, in seconds; `None` keeps nothing in L1.
-        l2_ttl: Life in L2, in seconds; `None` keeps the operation out of L2.
-        jitter: Share by which a life is lengthened or shortened at random, so that
-            entries filled together do not expire together.
-        load_timeout: Budget of one run of the loader, in seconds; `None` sets none.
-        wait_timeout: How long one caller waits for a flight, in seconds; `None` sets no limit.
-        on_abandon: What a load does when everybody who waited has left.
-        isolate: Keep encoded bytes, and decode a copy of its own for every caller.
+        ttl: Seconds that a value is fresh in L1; `None` stores nothing in L1.
+        l2_ttl: Seconds that a value is stored in L2; `None` stores nothing in L2.
+        jitter: Fraction by which both are lengthened or shortened at random, so that entries that were filled together
+            do not expire together.
+        load_timeout: Seconds that one run of the loader may take; `None` sets no limit.
+        wait_timeout: Seconds that one caller waits for a flight; `None` sets no limit.
+        on_abandon: What a load does when all waiters have left: `"finish"` or `"cancel"`.
+        isolate: Cache encoded bytes, and decode a copy for each caller.
         inherit_context: Run the loader in a copy of the launching caller's context.
-        lease: Wait for another process's load, where the store can tell of it; without it, load too.
-        version: Takes a value, returns its version, a whole number that only rises; older ones are not stored.
+        lease: Wait for another process's load, if the store has leases; otherwise load too.
+        version: Takes a value, returns its version, a whole number that only rises; older values are not stored.
         max_loads: How many loads of the operation may run at once in one event loop; `None` sets no limit.
     """
 
@@ -40,7 +40,7 @@ class Policy:
     max_loads: int | None = None
 
     def __post_init__(self) -> None:
-        """Validate; a `timedelta` becomes seconds."""
+        """Check the options, and turn each `timedelta` into seconds."""
         for name in ("ttl", "l2_ttl", "load_timeout", "wait_timeout"):
             value = getattr(self, name)
             if value is not None:

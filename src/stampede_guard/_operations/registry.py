@@ -1,4 +1,4 @@
-"""Which function's calls have which ops, so that no two functions can share one by accident."""
+"""The operations of a guard: no two functions may have the same op by accident."""
 
 import gc
 import logging
@@ -20,29 +20,28 @@ from .._stats import Counters
 from ..errors import InvalidKey
 from .operation import Operation
 
-_NAMES = 4096  # that are counted each for itself
+_MAX_NAMES = 4096  # with counters of their own
 _OTHERS = "others"
-_BRACES = "{}"  # no template
-
-_REMEMBERED = 1024  # functions that are gone, but what memory has of them is not
+_BRACES = "{}"  # marks the warning of a tag with braces; no template is called so
+_MAX_DEAD = 1024  # functions that are gone, while memory still has values of theirs
 
 logger = logging.getLogger("stampede_guard")
 
 
 @dataclass(slots=True, eq=False)
 class _Claim:
-    """What is known of a function whose ops are taken.
+    """The claim of one function to its ops.
 
     Attributes:
-        owner: What was decorated.
-        name: The function's, module included.
-        code: Its code: what is compiled anew is another.
+        owner: The decorated function.
+        name: The name of the function, with its module.
+        code: Its code object; compiled again, it is another one.
         module: The identity of its module's namespace.
-        run: What ran of its module when it was decorated, the outermost code: two functions of one run are two.
-        has_closure: Whether it takes variables from around it.
+        run: The outermost code of its module that ran when it was decorated; two functions of one run are different.
+        has_closure: Whether it uses variables of an enclosing function.
         spec: How its ops are built.
-        operation: What they belong to.
-        lineage: Its definitions.
+        operation: The operation that they belong to.
+        lineage: The generations of the function.
     """
 
     owner: ref[Any]
@@ -56,8 +55,8 @@ class _Claim:
     lineage: Lineage
 
     @classmethod
-    def of(cls, owner: Any, spec: KeySpec, operation: Operation) -> "_Claim":
-        """Return the claim of *owner* to the ops of *spec*, which keeps nothing that belongs to the function."""
+    def from_owner(cls, owner: Any, spec: KeySpec, operation: Operation) -> "_Claim":
+        """Return the claim of *owner* to the ops of *spec*, with weak references only to what the function owns."""
         functions = _functions_of(owner)
         innermost = functions[-1]
         return cls(
@@ -74,19 +73,19 @@ class _Claim:
 
     @property
     def is_in_use(self) -> bool:
-        """Whether what was decorated is still there."""
-        for generation in range(3):  # it may be garbage, in a cycle; most of that is young, which is quickly found
+        """Whether the decorated function still exists."""
+        for generation in range(3):  # it may be garbage in a cycle; young garbage is found quickly
             if self.owner() is None:
                 break
             gc.collect(generation)
         return self.owner() is not None
 
     def has_code_of(self, other: "_Claim") -> bool:
-        """Whether this is the definition of *other*, that was run once more."""
+        """Whether this is the definition of *other*, run once more."""
         return self.name == other.name and self.code() is other.code() and self.module == other.module
 
     def reloads(self, other: "_Claim") -> bool:
-        """Whether this is another definition of the same function: its module was loaded again, or its cell run."""
+        """Whether this is another definition of the same function: its module was reloaded, or its cell run again."""
         theirs = other.owner()
         if self.name != other.name or self.has_code_of(other) or theirs is None:
             return False
@@ -99,34 +98,34 @@ class _Claim:
 
 
 class Registry:
-    """One guard's operations. Functions are held weakly, counters for good: they are what was counted."""
+    """The operations of one guard. References to functions are weak; counters are kept for good."""
 
     def __init__(self) -> None:
         self.counters: dict[str, Counters] = {}
         self._claims: list[_Claim] = []
-        self._warned: set[str] = set()  # templates that ops were taken for
+        self._warned: set[str] = set()  # templates, each in one warning at most
 
     def counters_of(self, name: str) -> Counters:
-        """Return the counters under *name*; when there are very many names, those under "others"."""
+        """Return the counters of *name*; of "others" when there are too many names."""
         known = self.counters.get(name)
         if known is None:
-            if len(self.counters) >= _NAMES:  # as names made of values would be
+            if len(self.counters) >= _MAX_NAMES:
                 name = _OTHERS
             known = self.counters.setdefault(name, Counters())
         return known
 
     def operations(self) -> Iterator[Operation]:
-        """Yield the operations of all living functions."""
+        """Yield the operations of all functions that exist."""
         for claim in self._claims:
             operation = claim.operation()
             if operation is not None and claim.owner() is not None:
                 yield operation
 
     def resolve_op(self, op: str, values: Mapping[str, object]) -> str:
-        """Return the op that is meant: *op* itself, or the one that it makes of *values* as a key template.
+        """Return *op* itself, or if there are *values*, *op* as a key template filled with them.
 
-        An op that no call has is not an error, as `fetch` or another process may have it; it is logged once for each
-        template that it resembles.
+        An op that no call has is not an error, because `fetch` or another process may use it. It is logged once for
+        each template that it resembles.
 
         Raises:
             InvalidKey: *op* is a template, and *values* are not those of its placeholders, or do not make the op.
@@ -144,10 +143,10 @@ class Registry:
         return shortened(op)
 
     def resolve_tag(self, tag: str, values: Mapping[str, object]) -> str:
-        """Return the tag that is meant: *tag* itself, or the one that it makes of *values* as a template.
+        """Return *tag* itself, or if there are *values*, *tag* as a template filled with them.
 
-        A placeholder without a value may be part of a value's text, so it is an error only in the template of a
-        function; else it is logged once.
+        A placeholder without a value is an error only in the template of a function. In other tags it may be part of a
+        value, and is logged once.
 
         Raises:
             InvalidKey: *tag* is not a string, or empty, or a template whose placeholders are not *values*.
@@ -170,7 +169,7 @@ class Registry:
         return shortened(tag)
 
     def _specs(self) -> Iterator[KeySpec]:
-        """Yield how the ops of all living functions are built."""
+        """Yield the key specs of all functions that exist."""
         for claim in self._claims:
             if claim.owner() is not None:
                 yield claim.spec
@@ -196,23 +195,24 @@ class Registry:
             )
 
     def add(self, owner: Any, spec: KeySpec, operation: Operation) -> bool:
-        """Claim the ops of *spec* for *owner*; return whether another definition had them before.
+        """Claim the ops of *spec* for *owner*; return whether this replaces another definition.
 
-        What that one has left, in memory and in loads under way, is over then.
+        The values and running loads of the replaced definition are answers no more.
 
         Raises:
-            InvalidKey: a living function has them, which may answer differently.
+            InvalidKey: another function in use has these ops, and may answer differently.
         """
-        claim = _Claim.of(owner, spec, operation)
+        claim = _Claim.from_owner(owner, spec, operation)
         rivals = [other for other in self._claims if other.spec.collides_with(spec)]
         replaced = [rival for rival in rivals if _replaces(claim, rival)]
         for rival in replaced:
             rival.lineage.start_generation()
-        for rival in sorted(rivals, key=lambda each: each not in replaced):  # it goes on where it was defined again
+        # That of a rival which is not replaced comes last, and counts: the function was decorated again.
+        for rival in sorted(rivals, key=lambda each: each not in replaced):
             operation.lineage = claim.lineage = rival.lineage
         self._claims = [other for other in self._claims if other not in rivals]
         dead = [other for other in self._claims if other.owner() is None]
-        for forgotten in dead[:-_REMEMBERED]:
+        for forgotten in dead[:-_MAX_DEAD]:
             forgotten.lineage.start_generation()
             self._claims.remove(forgotten)
         self._claims.append(claim)
@@ -220,15 +220,16 @@ class Registry:
 
 
 def _replaces(claim: _Claim, rival: _Claim) -> bool:
-    """Return whether what *rival* left is not *claim*'s: another function, or one that may answer differently.
+    """Return whether *claim* replaces *rival*: the values of *rival* may not be answers of *claim*.
 
     Raises:
         InvalidKey: *rival* is in use, and would share answers with *claim*.
     """
     is_again = claim.has_code_of(rival) and claim.spec.recipe == rival.spec.recipe
-    if is_again and (claim.spec.is_local or not claim.has_closure):  # an instance's ops are its own
+    # The ops of different instances are different.
+    if is_again and (claim.spec.is_local or not claim.has_closure):
         return False
-    # A key function of the user's decides which ops are shared.
+    # A key function of the user decides which ops are shared.
     if (claim.name == rival.name and claim.spec.is_explicit) or claim.reloads(rival) or not rival.is_in_use:
         return True
     if is_again:
@@ -247,7 +248,7 @@ def _replaces(claim: _Claim, rival: _Claim) -> bool:
 
 
 def _functions_of(owner: Any) -> list[FunctionType]:
-    """Return the function that was decorated, and those that it wraps, as other decorators leave it."""
+    """Return the function that was decorated, and those that it wraps."""
     function = owner.__wrapped__
     many = getattr(function, "stampede_guard_one_of_many", None)
     function = function if many is None else many.loader
@@ -259,9 +260,9 @@ def _functions_of(owner: Any) -> list[FunctionType]:
 
 
 def _run_of(module: dict[str, Any]) -> ref[CodeType] | None:
-    """Return the outermost code that runs here in the namespace *module*: the module's own, or a cell's, or a call's.
+    """Return the outermost code on the stack that runs in the namespace *module*: the module, a cell, or a function.
 
-    Code that is compiled anew, as for a reload, is another object.
+    Code that is compiled again, as for a reload, is another object.
     """
     found = None
     frame: FrameType | None = sys._getframe()  # noqa: SLF001  # there is no other way to the callers
@@ -278,7 +279,11 @@ def _is_of_one_file(mine: CodeType, theirs: CodeType) -> bool:
 
 
 def _check_filled(template: Template, shape: Shape, values: Mapping[str, object]) -> None:
-    """Check that *values* make an op of a function whose ops have this *template* and *shape*."""
+    """Check that *values* make an op of a function with this *template* and *shape*.
+
+    Raises:
+        InvalidKey: they do not.
+    """
     if not values:
         message = (
             f"op={template.text!r} is a template: pass the values of its placeholders too, "
