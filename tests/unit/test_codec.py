@@ -235,7 +235,7 @@ def test_anything_and_aliases(annotation: Any, value: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("annotation", "is_loose"),
+    ("annotation", "allows_any"),
     [
         (bytes, False),
         (str, False),
@@ -256,9 +256,9 @@ def test_anything_and_aliases(annotation: Any, value: Any) -> None:
     ],
     ids=str,
 )
-def test_annotations_that_allow_anything(annotation: Any, is_loose: bool) -> None:  # noqa: FBT001
+def test_annotations_that_allow_anything(annotation: Any, allows_any: bool) -> None:  # noqa: FBT001
     """Whether some part of a value may be anything is known, since then no value says anything of the next."""
-    assert is_loose == codec_for(annotation).is_loose  # type: ignore[attr-defined]
+    assert allows_any == codec_for(annotation).allows_any  # type: ignore[attr-defined]
 
 
 def test_every_decoded_value_is_new() -> None:

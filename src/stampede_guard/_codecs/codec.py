@@ -1,24 +1,14 @@
-"""Values to bytes and back, directed by the return annotation, and the envelope around them.
+"""Values to bytes and back, as the return annotation says.
 
-Never pickle: whoever can write to the store could run code here.
+Pickle is not used: with it, write access to the store would be enough to run code here.
 """
 
 import inspect
 import sys
-from collections.abc import Callable
 from functools import cached_property, reduce
 from operator import or_
 from types import SimpleNamespace, UnionType
-from typing import (
-    Annotated,
-    Any,
-    Literal,
-    Protocol,
-    get_args,
-    get_origin,
-    get_type_hints,
-    runtime_checkable,
-)
+from typing import Annotated, Any, Literal, Protocol, get_args, get_origin, get_type_hints, runtime_checkable
 
 import msgspec
 
@@ -28,58 +18,45 @@ from .fingerprint import canonical_schema, describe_annotation, describe_type
 
 @runtime_checkable
 class Codec(Protocol):
-    """Turns one operation's values into bytes and back."""
+    """Converts the values of one operation to bytes and back."""
 
     def encode(self, value: Any, /) -> bytes:
-        """Return *value* as bytes; raises if there is no way to."""
+        """Return *value* as bytes; raises if it cannot."""
         ...
 
     def decode(self, payload: bytes, /) -> Any:
-        """Return the value; raises if *payload* is not one. A raise is counted, and treated as a miss."""
+        """Return the value; raises if *payload* is none. The exception is counted, and treated as a miss."""
         ...
 
 
-class _Bytes:
-    """Bytes pass through."""
+class _PassThrough:
+    """`bytes` as they are, or `str` as UTF-8."""
 
-    fingerprint = "bytes"
-    is_loose = False
+    allows_any = False
 
-    def encode(self, value: object) -> bytes:
-        if not isinstance(value, bytes):
-            message = f"expected bytes, got {type(value).__qualname__}"
-            raise TypeError(message)
-        return value
-
-    def decode(self, payload: bytes) -> bytes:
-        return payload
-
-
-class _Text:
-    """Text passes through as UTF-8."""
-
-    fingerprint = "text"
-    is_loose = False
+    def __init__(self, kind: type[bytes] | type[str]) -> None:
+        self._kind = kind
+        self.fingerprint = "bytes" if kind is bytes else "text"
 
     def encode(self, value: object) -> bytes:
-        if not isinstance(value, str):
-            message = f"expected str, got {type(value).__qualname__}"
+        if not isinstance(value, self._kind):
+            message = f"expected {self._kind.__name__}, got {type(value).__qualname__}"
             raise TypeError(message)
-        return value.encode()
+        return value.encode() if isinstance(value, str) else value
 
-    def decode(self, payload: bytes) -> str:
-        return payload.decode()
+    def decode(self, payload: bytes) -> bytes | str:
+        return payload if self._kind is bytes else payload.decode()
 
 
 class _MessagePack:
-    """MessagePack through msgspec, which validates against the annotation as it decodes."""
+    """MessagePack through msgspec, which validates against the annotation while it decodes."""
 
     def __init__(self, annotation: Any) -> None:
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(annotation)
         node = msgspec.inspect.type_info(annotation)
         self.fingerprint = f"MessagePack {describe_type(node)}"
-        self.is_loose = _holds(node, _is_any) is not None
+        self.allows_any = _part_of(node, msgspec.inspect.AnyType) is not None
 
     def encode(self, value: object) -> bytes:
         return self._encoder.encode(value)
@@ -89,14 +66,14 @@ class _MessagePack:
 
 
 class _Pydantic:
-    """JSON through the annotation's `pydantic.TypeAdapter`, under the names of the fields.
+    """JSON through the annotation's `pydantic.TypeAdapter`, with the names of the fields as keys.
 
-    Not under their aliases: those for validation and for serialization may differ. Pydantic before 2.11 cannot be told
-    to validate by name, so there the aliases have to do.
+    The aliases for validation and for serialization may differ, so they are used only with Pydantic before 2.11, which
+    cannot validate by name.
     """
 
     def __init__(self, annotation: Any) -> None:
-        from pydantic import TypeAdapter  # noqa: PLC0415  # only whoever returns its models has it
+        from pydantic import TypeAdapter  # noqa: PLC0415  # an optional dependency
 
         self._annotation = annotation
         self._adapter = TypeAdapter[Any](annotation)
@@ -111,13 +88,13 @@ class _Pydantic:
 
     @cached_property
     def _schemas(self) -> list[Any]:
-        """JSON schemas of what is read and of what is written."""
+        """JSON schemas for validation and for serialization."""
         from pydantic.json_schema import GenerateJsonSchema  # noqa: PLC0415  # as above
 
         class Generate(GenerateJsonSchema):
-            ignored_warning_kinds = {"skipped-choice", "non-serializable-default"}  # noqa: RUF012  # as they have it
+            ignored_warning_kinds = {"skipped-choice", "non-serializable-default"}  # noqa: RUF012  # as in the base
 
-            def handle_invalid_for_json_schema(self, schema: Any, error_info: str) -> Any:  # noqa: ARG002  # it holds modules
+            def handle_invalid_for_json_schema(self, schema: Any, error_info: str) -> Any:  # noqa: ARG002  # it quotes modules
                 return {"invalid": schema["type"], "class": describe_annotation(schema.get("cls"))}
 
         modes: tuple[Literal["validation", "serialization"], ...] = ("validation", "serialization")
@@ -126,35 +103,33 @@ class _Pydantic:
 
     @cached_property
     def fingerprint(self) -> str:
-        """What a fingerprint is made of."""
+        """The text that a fingerprint is computed from."""
         kind = "JSON by alias" if self._by_alias else "JSON by name"
         return " ".join((kind, describe_annotation(self._annotation), *map(canonical_schema, self._schemas)))
 
     @cached_property
-    def is_loose(self) -> bool:
-        """Whether some part may be anything."""
+    def allows_any(self) -> bool:
+        """Whether some part may have any type."""
         return any(_is_open(schema) for schema in self._schemas)
 
 
 def codec_for(annotation: Any) -> Codec:
-    """Return the codec that *annotation* asks for.
+    """Return the codec for *annotation*.
 
-    Builtins, dataclasses, attrs, Structs, `datetime`, `UUID`, `Decimal` and `Enum` go through
-    msgspec, Pydantic models through their `TypeAdapter`; `bytes` and `str` pass through.
+    Builtins, dataclasses, attrs classes, Structs, `datetime`, `UUID`, `Decimal` and `Enum` are encoded by msgspec,
+    Pydantic models by their `TypeAdapter`; `bytes` and `str` stay as they are.
 
     Raises:
         ConfigurationError: the annotation does not say what to decode to.
         NameError: a name in a type alias is not defined yet.
     """
     written_out = _written_out(annotation)
-    if written_out is bytes:
-        return _Bytes()
-    if written_out is str:
-        return _Text()
+    if written_out is bytes or written_out is str:
+        return _PassThrough(written_out)
     if _mentions_pydantic(written_out):
         return _Pydantic(annotation)
     try:
-        unclear = _holds(msgspec.inspect.type_info(written_out), _is_custom)
+        unclear = _part_of(msgspec.inspect.type_info(written_out), msgspec.inspect.CustomType)
         codec = _MessagePack(written_out)
     except TypeError as error:
         message = (
@@ -172,13 +147,14 @@ def codec_for(annotation: Any) -> Codec:
 
 
 def _written_out(annotation: Any, inside: tuple[Any, ...] = ()) -> Any:
-    """Return *annotation* with what its type aliases stand for; one that stands for itself may be anything."""
+    """Return *annotation* with the values of its type aliases in their places; a recursive alias becomes `Any`."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     alias = annotation if origin is None else origin
-    if type(alias).__name__ == "TypeAliasType":  # there are two, of `typing` and of `typing_extensions`
+    if type(alias).__name__ == "TypeAliasType":  # of `typing`, or of `typing_extensions`
         if alias in inside:
             return Any
-        scope = vars(sys.modules[alias.__module__])  # in which it names itself, before Python 3.12 as a text
+        # Before Python 3.12 a recursive alias names itself by a string.
+        scope = vars(sys.modules[alias.__module__])
         value = get_type_hints(SimpleNamespace(__annotations__={"value": alias.__value__}), scope, include_extras=True)
         value = value["value"]
         return _written_out(value[arguments] if arguments else value, (*inside, alias))
@@ -191,7 +167,7 @@ def _written_out(annotation: Any, inside: tuple[Any, ...] = ()) -> Any:
 
 
 def _made_of(annotation: Any, origin: Any, parts: tuple[Any, ...]) -> Any:
-    """Return what *annotation* is, of other *parts*."""
+    """Return *annotation* with other *parts*."""
     if origin is UnionType:
         return reduce(or_, parts)
     if origin is Annotated:
@@ -208,32 +184,24 @@ def _mentions_pydantic(annotation: Any) -> bool:
     return any(_mentions_pydantic(part) for part in get_args(annotation))
 
 
-def _holds(node: Any, is_it: Callable[[Any], bool], seen: frozenset[type] = frozenset()) -> Any:
-    """Return the part of a described type that *is_it*, or `None`."""
-    if is_it(node):
+def _part_of(node: Any, kind: type, seen: frozenset[type] = frozenset()) -> Any:
+    """Return the first part of a described type that is a *kind*, or `None`."""
+    if isinstance(node, kind):
         return node
     if isinstance(node, msgspec.inspect.Type | msgspec.inspect.Field):
         cls = getattr(node, "cls", None)
         if cls in seen:
             return None
         seen = seen | {cls} if cls is not None else seen
-        return _holds([getattr(node, name) for name in node.__struct_fields__], is_it, seen)
+        return _part_of([getattr(node, name) for name in node.__struct_fields__], kind, seen)
     if isinstance(node, list | tuple):
         parts: list[Any] = [*node]
-        return next((found for part in parts if (found := _holds(part, is_it, seen)) is not None), None)
+        return next((found for part in parts if (found := _part_of(part, kind, seen)) is not None), None)
     return None
 
 
-def _is_custom(node: Any) -> bool:
-    return isinstance(node, msgspec.inspect.CustomType)
-
-
-def _is_any(node: Any) -> bool:
-    return isinstance(node, msgspec.inspect.AnyType)
-
-
 def _is_open(schema: object, key: str = "") -> bool:
-    """Whether a part of a JSON schema says nothing."""
+    """Whether a part of a JSON schema allows any value."""
     if isinstance(schema, list):
         return any(map(_is_open, schema))
     if not isinstance(schema, dict):

@@ -1,4 +1,4 @@
-"""Whether a decoded copy is the value that was encoded: what would come back as something else is not stored."""
+"""Whether a decoded copy equals the value that was encoded; if not, the value is not stored."""
 
 import dataclasses
 import functools
@@ -9,9 +9,10 @@ from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
-_PARTS = 10_000  # of one value, that are compared one by one; beyond that, `==` has to do
-_ATOMS = frozenset({type(None), bool, int, str, bytes})  # whose `==` says all
-_SHOWN = (float, complex, Decimal)  # equal ones may differ (0.0, -0.0; 1.0, 1.00), and NaN is not equal to itself
+_MAX_PARTS = 10_000  # of one value that are compared one by one; the rest is compared by `==`
+_ATOMS = frozenset({type(None), bool, int, str, bytes})  # equal ones are the same
+# Equal ones may differ (0.0 and -0.0; 1.0 and 1.00), and NaN does not equal itself.
+_COMPARED_BY_REPR = (float, complex, Decimal)
 _ABSENT: Any = object()
 
 
@@ -19,19 +20,19 @@ class Comparison:
     """A value beside its decoded copy.
 
     Attributes:
-        difference: Where the copy is something else, and how; without the values, since this gets into logs.
-        is_certain: Whether all parts could be compared; else some type has no `==` of its own, nor attributes.
+        difference: Where and how the copy differs, as text for logs, without the values; `None` if it does not.
+        is_certain: Whether all parts could be compared; if not, a class has neither an `==` of its own nor attributes.
     """
 
     def __init__(self, value: object, copy: object) -> None:
-        self._left = _PARTS
+        self._left = _MAX_PARTS
         self._declared: dict[type, tuple[str, ...]] = {}
         self.is_certain = True
         found = self._compare(value, copy)
         self.difference = None if found is None else f"the value{found}"
 
     def _compare(self, ours: Any, theirs: Any) -> str | None:
-        """Return the first difference from here on; the caller puts the path to it in front."""
+        """Return the first difference; the caller puts the path to it in front."""
         if ours is theirs:
             return None
         kind, other = _type(ours), _type(theirs)
@@ -43,7 +44,7 @@ class Comparison:
             return self._equal(ours, theirs)
         if isinstance(ours, list | tuple):
             return self._sequences(ours, theirs)
-        if isinstance(ours, AbstractSet):  # `==` would not tell its members' types
+        if isinstance(ours, AbstractSet):  # `==` ignores the types of its members
             ours, theirs = dict.fromkeys(ours), dict.fromkeys(theirs)
         return self._mappings(ours, theirs) if isinstance(ours, Mapping) else self._others(ours, theirs)
 
@@ -76,9 +77,9 @@ class Comparison:
         kind = type(ours)
         declared = self._declared.get(kind)
         if declared is None:
-            declared = self._declared[kind] = _declared(kind)
+            declared = self._declared[kind] = _declared_names(kind)
         names = dict.fromkeys((*declared, *getattr(ours, "__dict__", ()), *getattr(theirs, "__dict__", ())))
-        if not (names and (declared or _is_told_by_identity(kind))):
+        if not (names and (declared or _compares_by_identity(kind))):
             return self._equal(ours, theirs)
         self._left -= len(names)
         for name in names:
@@ -92,20 +93,20 @@ class Comparison:
         return None
 
     def _equal(self, ours: Any, theirs: Any) -> str | None:
-        if isinstance(ours, _SHOWN):
+        if isinstance(ours, _COMPARED_BY_REPR):
             is_same = repr(ours) == repr(theirs)
         elif isinstance(ours, datetime | time):
             is_same = ours == theirs and _moment_of(ours) == _moment_of(theirs)
         else:
-            is_same = self._say_so(ours, theirs)
+            is_same = self._equal_by_class(ours, theirs)
         return None if is_same else f" comes back as another {type(ours).__qualname__}"
 
-    def _say_so(self, ours: Any, theirs: Any) -> bool:
-        """Return what their class says; if it says nothing, nothing is certain."""
+    def _equal_by_class(self, ours: Any, theirs: Any) -> bool:
+        """Return the result of their class's `==`; true, and not certain, if it has none or raises."""
         try:
-            if not _is_told_by_identity(type(ours)):
+            if not _compares_by_identity(type(ours)):
                 return bool(ours == theirs)
-        except Exception:  # noqa: BLE001, S110  # an array, say, compares element by element
+        except Exception:  # noqa: BLE001, S110  # for example, an array compares element by element
             pass
         self.is_certain = False
         return True
@@ -116,21 +117,21 @@ def _is_atom(one: Any, other: Any) -> bool:
 
 
 def _type(value: object) -> type:
-    """Return the class of *value*; asyncpg's UUIDs are of a subclass that is meant to pass for the real one."""
+    """Return the class of *value*; `UUID` also for asyncpg's subclass of it."""
     return UUID if isinstance(value, UUID) else type(value)
 
 
 def _moment_of(value: datetime | time) -> object:
-    """Return what `==` leaves out: the offset, or which of two times without one, when clocks are put back."""
+    """Return what `==` ignores: the offset; without one, `fold`."""
     return value.fold if value.tzinfo is None else value.utcoffset()
 
 
-def _is_told_by_identity(kind: Any) -> bool:
+def _compares_by_identity(kind: Any) -> bool:
     return kind.__eq__ is object.__eq__
 
 
-def _declared(kind: Any) -> tuple[str, ...]:
-    """Return the names of the attributes that a class says it has."""
+def _declared_names(kind: Any) -> tuple[str, ...]:
+    """Return the names of the attributes that a class declares."""
     names: list[str] = [*getattr(kind, "__struct_fields__", ())]
     if dataclasses.is_dataclass(kind):
         names += [field.name for field in dataclasses.fields(kind)]

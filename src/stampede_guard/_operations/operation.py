@@ -209,7 +209,7 @@ class Operation:
         return None
 
     def _needs_round_trip(self, kind: type) -> bool:
-        if self.policy.isolate or getattr(self.codec, "is_loose", False):
+        if self.policy.isolate or getattr(self.codec, "allows_any", False):
             return True
         return not self._survives.get(kind) or self._encoded % _SAMPLING == 0
 
@@ -223,10 +223,10 @@ class Operation:
             self._note(type(value), self._survives.get(type(value), True))
         return comparison.difference
 
-    def _note(self, kind: type, is_faithful: bool) -> None:  # noqa: FBT001
+    def _note(self, kind: type, survives: bool) -> None:  # noqa: FBT001
         if len(self._survives) >= _MAX_TYPES:
             self._survives.clear()
-        self._survives[kind] = is_faithful
+        self._survives[kind] = survives
 
     def _refuse(self, kind: type, why: str) -> None:
         """Count a value that cannot be stored, and log it once for each type."""
@@ -241,7 +241,7 @@ class Operation:
                 kind.__qualname__,
                 why,
             )
-        self._note(kind, is_faithful=False)
+        self._note(kind, survives=False)
 
     def decode(self, payload: bytes) -> tuple[Any] | None:
         """Return the value in a tuple of one, since it may be `None`; or `None` if *payload* cannot be decoded."""
