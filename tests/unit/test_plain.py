@@ -1,5 +1,10 @@
+import asyncio
+from collections.abc import Callable
+
 import pytest
 
+from stampede_guard import Guard, InvalidationPending
+from stampede_guard._l2 import tier as tier_module
 from stampede_guard._l2.plain import PlainStoreAdapter
 from stampede_guard.stores import AcquireResult, Refused, Stored
 from stampede_guard.stores._envelope import seal
@@ -92,3 +97,62 @@ async def test_nothing_is_begun(store: PlainStoreAdapter) -> None:
     assert store.start_acquire(KEY, (), 2, 60, bytes(8), list) is None  # type: ignore[func-returns-value]
     with pytest.raises(Refused, match="begins nothing"):
         await store.finish_acquire(None, "t" * 22)  # type: ignore[arg-type]
+
+
+class ConfirmingStore(FaultStore):
+    """A store that tells of each deletion, tried or done."""
+
+    def __init__(self) -> None:
+        super().__init__(ManualClock())
+        self.tries = 0
+        self.is_tried_again = asyncio.Event()
+        self.is_deleted = asyncio.Event()
+
+    async def delete(self, key: str) -> None:
+        self.tries += 1
+        if self.tries > 1:
+            self.is_tried_again.set()
+        await super().delete(key)
+        self.is_deleted.set()
+
+
+async def _until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await asyncio.sleep(0)
+
+
+async def test_unconfirmed_invalidation_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a bus too, an unconfirmed invalidation is repeated in the background until the store confirms it."""
+    monkeypatch.setattr(tier_module, "_REPEAT_PERIOD", 0.0)
+    store = ConfirmingStore()
+    async with Guard(lambda: store, namespace="menus") as guard:
+        tasks = asyncio.all_tasks()
+        store.contents[f"{KEY}:v"] = ENVELOPE, 60.0
+        store.error = OSError("down")
+        with pytest.raises(InvalidationPending):
+            await guard.invalidate("menu-7")
+        await store.is_tried_again.wait()
+        was_there = bool(store.contents)
+        store.error = None
+        await store.is_deleted.wait()
+        await _until(lambda: asyncio.all_tasks() == tasks)
+
+    assert (True, {}) == (was_there, store.contents)
+
+
+@pytest.mark.parametrize("is_repeated", [False, True])
+async def test_nothing_is_repeated_after_the_guard_was_left(
+    is_repeated: bool,  # noqa: FBT001
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The task that repeats an invalidation ends with the guard, though the store has not confirmed."""
+    monkeypatch.setattr(tier_module, "_REPEAT_PERIOD", 0.0)
+    store, tasks = ConfirmingStore(), asyncio.all_tasks()
+    async with Guard(lambda: store, namespace="menus") as guard:
+        store.error = OSError("down")
+        await guard.invalidate("menu-7", wait=False)
+        if is_repeated:
+            await store.is_tried_again.wait()
+
+    assert asyncio.all_tasks() == tasks
+    assert store.tries

@@ -8,8 +8,10 @@ import logging
 import re
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager
+from contextvars import Context
 from functools import partial
 from hashlib import blake2b
+from random import random
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -29,6 +31,7 @@ logger = logging.getLogger("stampede_guard")
 _READABLE = re.compile(r"[!-z|~]{1,200}")  # printable, no space and no brace, because a hash tag contains it
 _MAX_KEY_LENGTH = 240  # characters of namespace and op together
 _MARKS_TTL = 86_400.0  # seconds; a mark that has expired costs a load of each value that carries it
+_REPEAT_PERIOD = 1.0  # seconds between attempts to have an invalidation confirmed, where no bus's upkeep does that
 
 
 class Tier:
@@ -65,6 +68,8 @@ class Tier:
         self._writes: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._generation = self.store.generation
         self.upkeep: set[asyncio.Task[None]] = set()
+        self._repetition: asyncio.Task[None] | None = None
+        self._is_closed = False
         self._sender = InvalidationSender(self.store, self.asking, self._carry_out_in_turn, self.upkeep)
         self.leases = LeaseKeeper(self.store, self.asking, clock, self.run_upkeep)
 
@@ -94,7 +99,11 @@ class Tier:
 
     async def aclose(self) -> None:
         """Close the store's connections."""
+        self._is_closed = True
         self.leases.close()
+        if self._repetition is not None:
+            self._repetition.cancel()
+            await asyncio.wait([self._repetition])
         if self.upkeep:
             await asyncio.wait(self.upkeep)  # each is bounded by the store's deadlines
         try:
@@ -161,6 +170,7 @@ class Tier:
                     except StoreUnavailable as silence:
                         breaker = self.asking.breaker(self.store.node_of(each))
                         if not (isinstance(silence.__cause__, StoreOverloaded) and breaker.is_closed):
+                            self._start_repeating()
                             return False
                     else:
                         return True
@@ -170,6 +180,19 @@ class Tier:
         """Send all pending invalidations again."""
         for confirmation in [self._sender.send(each.key) for each in self.pending.all()]:
             await confirmation.wait()
+
+    def _start_repeating(self) -> None:
+        """Repeat unconfirmed invalidations in a task of its own, unless the upkeep of a bus repeats them."""
+        is_repeating = self._repetition is not None and not self._repetition.done()
+        if is_repeating or self._is_closed or "backplane" in self.capabilities:
+            return
+        loop = asyncio.get_running_loop()
+        self._repetition = asyncio.Task(self._keep_repeating(), loop=loop, name="repeat", context=Context())
+
+    async def _keep_repeating(self) -> None:
+        while self.pending.all():
+            await asyncio.sleep(_REPEAT_PERIOD * (1 - random() / 4))  # noqa: S311  # no secret
+            await self.repeat_invalidations()
 
     async def echo(self, payload: bytes) -> bool:
         """Send an echo, even when the breaker is open: its answer shows that the store is back."""
