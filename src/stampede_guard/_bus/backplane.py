@@ -21,13 +21,10 @@ from ..stores import Echo, KeysChanged
 
 logger = logging.getLogger("stampede_guard")
 
-# All in seconds. Trust counts from the time at which an echo was sent, so two echoes may be lost.
-_ECHO_PERIOD = 1.0
-_TRUST = 3.0
-# Seconds between attempts to connect: the first pause and the longest.
-_PAUSES = (0.1, 2.0)
-# Messages that are handled before other tasks of the event loop have their turn.
-_MESSAGES_IN_A_ROW = 256
+_ECHO_PERIOD = 1.0  # seconds
+_TRUST = 3.0  # seconds from the time at which an echo was sent: two may be lost
+_PAUSES = (0.1, 2.0)  # seconds between attempts to connect, first and longest
+_MESSAGES_IN_A_ROW = 256  # before other tasks of the event loop have their turn
 
 
 class BusListener(Protocol):
@@ -74,7 +71,7 @@ class Backplane:
     """One event loop's subscription to the bus.
 
     Args:
-        tier: The L2 whose bus it is.
+        tier: The L2 with the bus.
         instance: Sender of this event loop's own messages, which are skipped.
         listener: Receives the events.
         clock: Monotonic seconds.
@@ -88,13 +85,10 @@ class Backplane:
         self._wake_ups: dict[str, set[WakeUp]] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._was_tried = asyncio.Event()
-        # When each echo that is under way was sent, by its payload.
-        self._echoes: dict[bytes, float] = {}
-        # Seconds since an echo arrived in time.
-        self._silence = 0.0
+        self._echoes: dict[bytes, float] = {}  # those under way, by payload: when each was sent
+        self._silence = 0.0  # seconds since an echo arrived in time
         self._is_up: bool | None = None
-        # Name of the server of the subscription.
-        self._node = ""
+        self._node = ""  # name of the subscription's server
 
     async def open(self, timeout: float) -> None:  # noqa: ASYNC109  # a timeout is no error: the bus may come later
         """Begin to listen; wait at most *timeout* seconds until the first attempt has succeeded or failed."""
@@ -133,7 +127,7 @@ class Backplane:
             try:
                 self._node = self._tier.bus_node
                 asked_at = self._clock()
-                async with self._tier.listen() as subscription:
+                async with self._tier.store.listen() as subscription:
                     self._on_connected(asked_at)
                     pause = _PAUSES[0]
                     count = 0
@@ -187,7 +181,7 @@ class Backplane:
             return
         if message.sender != self._instance:
             self._invalidate(message)
-        # A flight whose load was overtaken may load now: this process's own flights too, after its own message.
+        # A flight with an overtaken load may load again now: in this process too, after its own message.
         if message.kind in ("w", "i"):
             self._wake(message.subject)
         else:
@@ -220,8 +214,7 @@ class Backplane:
         self._wake_all()
 
     def _note_recent(self, key: str) -> None:
-        # Replicas may lag behind the message.
-        if self._tier.store.has_replicas:
+        if self._tier.store.has_replicas:  # which may lag behind the message
             self._tier.recent.note(key)
 
     def _wake(self, op: str) -> None:

@@ -24,7 +24,7 @@ class Tracking:
     Args:
         tier: The L2 that they came from.
         memory: The L1.
-        forget: Called with an op whose value in the store has changed.
+        forget: Called with an op after its value in the store has changed.
         forget_all: Called when any value may have changed.
     """
 
@@ -45,8 +45,7 @@ class Tracking:
             self._remembered = {key: each for key, each in self._remembered.items() if each.op in self._memory}
         key = f"{self._tier.key(op)}:v"
         self._remembered[key] = _Remembered(op, token)
-        # It may have changed between the read and now.
-        self._check({key})
+        self._check({key})  # it may have changed since it was read
 
     def on_keys_changed(self, changed: KeysChanged) -> None:
         """Check the entries of the keys that have *changed*."""

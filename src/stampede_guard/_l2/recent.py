@@ -4,7 +4,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 
-_REPLICA_LAG = 5.0  # seconds; a replica whose lag is more than one serves no reads at all
+_REPLICA_LAG = 5.0  # seconds; a replica with a lag of more than one serves no reads at all
 _MAX_RECENT = 65_536
 
 

@@ -7,7 +7,6 @@ import asyncio
 import logging
 import re
 from collections.abc import Callable, Coroutine, Sequence
-from contextlib import AbstractAsyncContextManager
 from contextvars import Context
 from functools import partial
 from hashlib import blake2b
@@ -17,7 +16,7 @@ from weakref import WeakValueDictionary
 
 from .._stats import Counters
 from .._tokens import new_mark
-from ..stores import LeasingStore, Store, StoreOverloaded, Subscription
+from ..stores import LeasingStore, Store, StoreOverloaded
 from .access import StoreAccess, StoreUnavailable, reason
 from .messages import Message
 from .plain import PlainStoreAdapter
@@ -215,10 +214,6 @@ class Tier:
     def bus_node(self) -> str:
         """Name of the server that has the bus."""
         return self.store.node_of(self.store.channel)
-
-    def listen(self) -> AbstractAsyncContextManager[Subscription]:
-        """Subscribe to the bus."""
-        return self.store.listen()
 
     def run_upkeep(self, upkeep: Coroutine[None, None, None]) -> None:
         """Run *upkeep*, which the store's deadlines bound, in a task of its own; closing waits for it."""

@@ -21,18 +21,15 @@ from .._stats import Counters
 from ..stores import LeasingStore
 from .access import StoreAccess, StoreUnavailable
 
-# Renewals in the life of a lease. Two may be lost, though each may be late because it is sent together with others.
-_RENEWALS = 4
-# The timer fires at most this often in the life of a lease.
-_MAX_TICKS = 12
+_RENEWALS = 4  # in the life of a lease: two may be lost, though some are late, to be sent together with others
+_MAX_TICKS = 12  # of the timer, in the life of a lease
 LONGEST_LEASE = 10.0  # seconds up to which a lease grows, if the event loop is late for its renewals
 _BATCH_SIZE = 128  # leases in one request
 _FIRST_PAUSE = 0.2  # seconds until a release is repeated; twice as long after each answer
 _LONGEST_DEBT = 60.0  # seconds for which a release is owed to a store that does not answer
 _MAX_OWED = 10_000  # releases; beyond that, the oldest is dropped, and its lease expires
 
-# For operations that belong to no call, and for those that are repeated.
-UNCOUNTED = Counters()
+UNCOUNTED = Counters()  # of operations that belong to no call, and of those that are repeated
 
 T = TypeVar("T")
 
@@ -143,16 +140,12 @@ class LeaseKeeper:
         self._clock = clock
         self._run = run
         self._held: set[HeldLease] = set()
-        # By token, the oldest first.
-        self._owed: dict[str, OwedRelease] = {}
-        # By node: the next requests of its task.
-        self._due: dict[str, list[HeldLease | OwedRelease]] = {}
-        # Nodes that have a task.
-        self._busy: set[str] = set()
+        self._owed: dict[str, OwedRelease] = {}  # by token, the oldest first
+        self._due: dict[str, list[HeldLease | OwedRelease]] = {}  # by node: what its task sends next
+        self._busy: set[str] = set()  # nodes that have a task
         self._timer_at = inf
         self._ticked_at = -inf
-        # An empty one, because the timer would keep the context of the first flight.
-        self._context = Context()
+        self._context = Context()  # an empty one, because the timer would keep the context of the first flight
         self._is_closed = False
 
     @property
@@ -221,8 +214,7 @@ class LeaseKeeper:
     async def _send_due(self, node: str) -> None:
         """Renew and release all that is due at *node*, until nothing is."""
         try:
-            # An eager task begins inside `_send`, before the other leases are due.
-            await asyncio.sleep(0)
+            await asyncio.sleep(0)  # an eager task begins inside `_send`, before the other leases are due
             while due := self._due.pop(node, None):
                 leases = [each for each in due if isinstance(each, HeldLease) and each in self._held]
                 releases = [each for each in due if isinstance(each, OwedRelease) and self._is_owed(each)]

@@ -4,8 +4,7 @@ import asyncio
 from types import TracebackType
 from typing import Self
 
-# An answer takes some iterations of the loop: to be sent, to be read, to wake its task.
-_STEPS = 8
+_STEPS = 8  # an answer takes some iterations of the loop: to be sent, to be read, to wake its task
 _MAX_STALLS = 16
 
 

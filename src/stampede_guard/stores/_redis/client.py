@@ -11,17 +11,12 @@ import sys
 from collections.abc import Iterator
 from typing import Any, Final
 
+import redis
+import redis.asyncio
+from redis.asyncio.connection import Connection, SSLConnection
+from redis.asyncio.sentinel import SentinelConnectionPool
+
 from ...errors import ConfigurationError
-
-try:
-    import redis
-    import redis.asyncio
-    from redis.asyncio.connection import Connection, SSLConnection
-    from redis.asyncio.sentinel import SentinelConnectionPool
-except ImportError as error:  # pragma: no cover  # the test environment has redis-py
-    message = "a Redis store needs redis-py: pip install 'stampede-guard[redis]'"
-    raise ImportError(message) from error
-
 from .urls import Servers, parse_url
 
 logger = logging.getLogger("stampede_guard")

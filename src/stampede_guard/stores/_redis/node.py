@@ -15,28 +15,23 @@ from random import random
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, WeakSet
 
+from redis.asyncio.connection import ConnectionPool, DefaultParser
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import AskError, MovedError, ResponseError
+from redis.exceptions import ConnectionError as Disconnected
+from redis.maint_notifications import MaintNotificationsConfig
+
 from .. import Refused
 from .._timeouts import StallTolerantTimeout
 from .resp import ErrorReply, UnexpectedReply, pack, parse
-
-try:
-    from redis.asyncio.connection import ConnectionPool, DefaultParser
-    from redis.asyncio.retry import Retry
-    from redis.backoff import NoBackoff
-    from redis.exceptions import AskError, MovedError, ResponseError
-    from redis.exceptions import ConnectionError as Disconnected
-    from redis.maint_notifications import MaintNotificationsConfig
-except ImportError as error:  # pragma: no cover  # the test environment has redis-py
-    message = "a Redis store needs redis-py: pip install 'stampede-guard[redis]'"
-    raise ImportError(message) from error
 
 _ERROR_CODE = re.compile("[A-Z]{2,16}")
 
 _SPARE_CONNECTIONS = 8  # for probes, echoes and the like, which do not queue with the calls
 _READ_SIZE = 1 << 18  # bytes
 _ROLE_MAX_AGE = 1.0  # seconds for which a server counts as the primary that its last HELLO said it is
-# The only command with the role in its reply that needs no permission.
-_HELLO = pack(("HELLO", "2"))
+_HELLO = pack(("HELLO", "2"))  # the only command that returns the role and needs no permission
 _DEMOTIONS = frozenset({"ReadOnlyError", "MasterDownError"})  # errors of replicas alone
 
 Address = tuple[str, int]  # host and port
@@ -272,7 +267,7 @@ async def _primary_replies(connection: Any, kinds: Sequence[Any], *, tells_role:
 async def _replies(connection: Any, kinds: Sequence[Any], demotions: frozenset[str] = frozenset()) -> list[Any]:
     """Return as many replies as there are *kinds*; a refusal is a reply, and the connection stays usable.
 
-    The stream is read without redis-py's parser, whose buffer is empty after the replies that it has read.
+    The stream is read without redis-py's parser, which has nothing buffered after the replies that it has read.
 
     Raises:
         NotPrimaryError: a refusal is one of *demotions*.

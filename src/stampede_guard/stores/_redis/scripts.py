@@ -44,8 +44,7 @@ def _script(text: str) -> Script:
 
 
 # KEYS v l, or v alone to read it · ARGV token, lease in ms, last byte to read, value to reject ("" none, "*" any,
-# "=" and the token of its flight), a token of the same flight whose request was not answered, fingerprint of the
-# values to accept
+# "=" and the token of its flight), the flight's token in a request that was not answered, fingerprint to accept
 ACQUIRE = _script("""
     if ARGV[4] ~= '*' then
       local value = redis.pcall('GETRANGE', KEYS[1], 0, ARGV[3])

@@ -26,14 +26,11 @@ from .polling import Poller, Probe, first
 
 logger = logging.getLogger("stampede_guard")
 
-# Seconds between two rounds of requests for the map, if nothing asks for it sooner.
-_MAP_PERIOD = 2.0
+_MAP_PERIOD = 2.0  # seconds between two requests for the map, if nothing asks for it sooner
 _NODES_IN_A_ROUND = 3
-# Seconds without an accepted map, after which one with an older epoch is accepted too.
-_MAX_MAP_AGE = 5.0
+_MAX_MAP_AGE = 5.0  # seconds without an accepted map, after which an older epoch is accepted too
 _EPOCH = re.compile(rb"cluster_current_epoch:(\d+)")
-# Hosts that stand for the host that was asked.
-_SAME_HOST = ("", "?")
+_SAME_HOST = ("", "?")  # hosts that stand for the host that was asked
 
 
 class _Shard(NamedTuple):
@@ -73,14 +70,11 @@ class Cluster:
         self._clock = clock
         self._translate = translate or (lambda address: address)
         self._is_literal = is_literal and translate is None
-        # By the addresses of their primaries.
-        self._groups: dict[Address, Group] = {}
+        self._groups: dict[Address, Group] = {}  # by the addresses of their primaries
         self._slots: list[Address | None] = [None] * SLOTS
-        # The last map; empty if a redirection has changed it since.
-        self._shards: list[tuple[_Shard, str]] = []
+        self._shards: list[tuple[_Shard, str]] = []  # the last map, unless a redirection has changed it since
         self._replicas: dict[Address, Node] = {}
-        # For the names of the nodes.
-        self._numbers: defaultdict[Address, int] = defaultdict(count(1).__next__)
+        self._numbers: defaultdict[Address, int] = defaultdict(count(1).__next__)  # of the nodes, for their names
         self._epoch = 0
         self._accepted_at = clock()
         self._found = asyncio.Event()
@@ -97,7 +91,7 @@ class Cluster:
         await first(self._found, (partial(self._poll, node, seed) for node, seed in self._seeds.items()))
         self._map.start()
         if not self._groups:
-            message = "no node of the cluster knows who has which slot"
+            message = "no node of the cluster has a map of the slots"
             raise ConnectionError(message)
 
     def primary(self, key: str) -> Node:

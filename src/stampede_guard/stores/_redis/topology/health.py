@@ -24,10 +24,8 @@ from .polling import Probe
 
 logger = logging.getLogger("stampede_guard")
 
-# Seconds from probe to probe.
-PROBE_PERIOD = 0.25
-# Seconds of lag up to which a replica is fresh; also seconds of silence after which a node is down.
-_MAX_LAG = 1.0
+PROBE_PERIOD = 0.25  # seconds
+_MAX_LAG = 1.0  # seconds that a fresh replica may lag, and that a node may be silent
 
 _RUN_ID = re.compile(rb"run_id:(\w+)")
 _ROLE: Command = (list, "ROLE")
@@ -55,12 +53,9 @@ class _ReplicaStatus:
         self.node = node
         self.breaker = Breaker(node.name, clock)
         self.fresh_until = -inf
-        # By its last answer; -1 if that was no good one.
-        self.offset = -1
-        # When the last probe that it answered was sent.
-        self.answered_at = clock()
-        # Why it serves no reads; empty if it does, and `None` before the first answer.
-        self._status: str | None = None
+        self.offset = -1  # by its last answer, if that was a good one
+        self.answered_at = clock()  # when the last probe that it answered was sent
+        self._status: str | None = None  # why it serves no reads; empty if it does
 
     def set_status(self, status: str) -> None:
         """Note why the replica serves no reads, if it does not; log a change."""
@@ -145,8 +140,7 @@ class Group:
             self._on_change(self, "silent")
             return
         if isinstance(role, Refused):
-            # It is alive; whether it is the primary it may not say.
-            self.confirmed_at = asked_at
+            self.confirmed_at = asked_at  # it is alive, and may not say more
             self._disable_all(self.primary)
         elif role[0] != b"master":
             self._samples.clear()
@@ -161,8 +155,7 @@ class Group:
         found = None if isinstance(server, Refused) else _RUN_ID.search(server)
         run_id = None if found is None else found[1]
         is_another = None not in (self._run_id, run_id) and run_id != self._run_id
-        # If INFO is not permitted, only a lower offset shows that it is another server.
-        if is_another or sample.offset < self._last_offset:
+        if is_another or sample.offset < self._last_offset:  # the second alone, if INFO is not permitted
             self._samples.clear()
             self._on_change(self, "restarted")
         self._run_id = run_id

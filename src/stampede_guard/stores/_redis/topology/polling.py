@@ -12,8 +12,7 @@ from ..node import Node
 
 logger = logging.getLogger("stampede_guard")
 
-# Seconds from one round to the next at least.
-_MIN_PAUSE = 0.05
+_MIN_PAUSE = 0.05  # seconds between two rounds
 
 Probe: TypeAlias = Callable[[], Coroutine[Any, Any, None]]
 
@@ -74,8 +73,7 @@ class Poller:
 
     def _start_probe(self, node: Node, probe: Probe) -> None:
         task = asyncio.create_task(_guarded(node, probe), context=Context())
-        # An eager task may be done by now; its callback still runs in a later iteration.
-        self._pending[node] = task
+        self._pending[node] = task  # an eager one may be done; its callback still runs in a later iteration
         task.add_done_callback(lambda _: self._pending.pop(node, None))
 
 

@@ -23,10 +23,8 @@ from .polling import Poller, Probe, first
 
 logger = logging.getLogger("stampede_guard")
 
-# Seconds between two requests to the same sentinel.
-_VIEW_PERIOD = 0.8
-# Seconds without an answer of the primary, after which a view with an older epoch is accepted too.
-_MAX_SILENCE = 3.0
+_VIEW_PERIOD = 0.8  # seconds between two requests to the same sentinel
+_MAX_SILENCE = 3.0  # seconds without an answer of the primary, after which an older epoch is accepted too
 _MAX_REPLICAS = 32
 
 
@@ -64,15 +62,13 @@ class Sentinel:
         self._sentinels = sentinels
         self._service = service
         self._clock = clock
-        # The last confirmed primary and its replicas.
-        self._group: Group | None = None
+        self._group: Group | None = None  # the last confirmed primary and its replicas
         self._address: Address | None = None
         self._epoch = 0
         self._is_demoted = False
         self._replicas: dict[Address, Node] = {}
-        # For the names of the nodes.
         self._primaries = 0
-        self._numbers: defaultdict[Address, int] = defaultdict(count(1).__next__)
+        self._numbers: defaultdict[Address, int] = defaultdict(count(1).__next__)  # of the replicas, for their names
         self._turn = asyncio.Lock()
         self._found = asyncio.Event()
         self._views = Poller(_VIEW_PERIOD, self._view_probes)
@@ -150,8 +146,7 @@ class Sentinel:
         except Exception as error:  # noqa: BLE001  # drivers raise more than they document
             logger.debug("%s has no view (%s)", sentinel.name, type(error).__name__)
             return
-        # One view at a time: the other sentinels have been asked too.
-        async with self._turn:
+        async with self._turn:  # the other sentinels have been asked too
             if self._is_new(view):
                 await self._apply_view(view)
 
@@ -185,8 +180,7 @@ class Sentinel:
         if self._group is not None:
             self._health.close_nodes(self._group.nodes)
             self._replicas.clear()
-            # A demotion has raised the generation already.
-            if not self._is_demoted:
+            if not self._is_demoted:  # else the generation has risen already
                 self.generation += 1
             logger.info("%s takes over", group.primary.name)
         self._primaries += 1
@@ -228,7 +222,7 @@ def _fields(words: list[bytes]) -> dict[bytes, bytes]:
 
 
 async def check_primary(connection: Any) -> None:
-    """Refuse a connection to a server whose own ROLE is not that of a primary.
+    """Refuse a connection to a server with another ROLE than a primary's.
 
     A demoted primary would answer reads with the values that it still holds. Sentinel closes its connections as it
     demotes it.
@@ -250,5 +244,4 @@ async def log_in_to_sentinel(connection: Any) -> None:
     except AuthenticationError:
         connection.username = connection.password = connection.credential_provider = None
         await connection.disconnect(nowait=True)
-        # Connecting calls this function again.
-        await connection.connect()
+        await connection.connect()  # which calls this function again
