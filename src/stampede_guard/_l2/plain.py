@@ -1,4 +1,4 @@
-"""A plain store behind the interface of those that can do more: whoever misses has the right to load."""
+"""Adapts a plain store to the interface of a leasing one."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -8,10 +8,10 @@ from ..stores import AcquireResult, PendingAcquire, Refused, Store, Subscription
 
 
 class PlainStoreAdapter:
-    """A plain store, one writer at a time for each op being the tier's care.
+    """A plain store as a leasing one without capabilities; the tier orders the writes of each key.
 
     Args:
-        store: What moves the bytes.
+        store: The plain store.
     """
 
     capabilities: frozenset[str] = frozenset()
@@ -26,14 +26,14 @@ class PlainStoreAdapter:
         self.open = store.open
         self.aclose = store.aclose
 
-    def node_of(self, key: str) -> str:  # whatever is behind it, it is one to us
-        """Return the store's name."""
+    def node_of(self, key: str) -> str:
+        """Return the store's name: it counts as one node."""
         return self.name
 
     async def read_replica(
         self, key: str, tags: Sequence[str], fingerprint: bytes = NO_FINGERPRINT
-    ) -> AcquireResult | None:  # no replicas
-        """Return nothing."""
+    ) -> AcquireResult | None:
+        """Return nothing: there are no replicas."""
         return None
 
     async def acquire(  # noqa: PLR0917  # as the protocol has it
@@ -70,11 +70,11 @@ class PlainStoreAdapter:
     async def fill(  # noqa: PLR0917  # as the protocol has it
         self,
         key: str,
-        token: str,  # nobody arbitrates
+        token: str,  # there are no leases
         envelope: bytes,
         ttl: float,
-        version: int | None,  # the guard refuses them
-        message: bytes,  # nobody listens
+        version: int | None,  # the guard refuses versions
+        message: bytes,  # there is no bus
         *,
         always_publish: bool,  # as above
     ) -> bool:
@@ -82,8 +82,8 @@ class PlainStoreAdapter:
         await self._store.write(f"{key}:v", envelope, ttl)
         return True
 
-    async def renew(self, leases: Sequence[tuple[str, str, float]]) -> Sequence[bool]:  # nothing expires
-        """Return that all is well."""
+    async def renew(self, leases: Sequence[tuple[str, str, float]]) -> Sequence[bool]:
+        """Return that all leases last: nothing expires."""
         return [True] * len(leases)
 
     async def release(self, leases: Sequence[tuple[str, str, bytes, bool]]) -> Sequence[bool]:
@@ -95,7 +95,7 @@ class PlainStoreAdapter:
         await self._store.delete(f"{key}:v")
 
     async def invalidate_tag(self, key: str, mark: bytes, ttl: float, message: bytes) -> None:
-        """Refuse: the guard does not let it come to that."""
+        """Refuse; the guard allows no tags with a plain store."""
         why = "it has no tags"
         raise Refused(why)
 
@@ -103,11 +103,11 @@ class PlainStoreAdapter:
         """Do nothing: there is no bus."""
 
     async def stored_by(self, key: str) -> tuple[bytes, ...]:
-        """Refuse: nothing is tracked, and nobody asks."""
+        """Refuse; the guard allows no tracking with a plain store."""
         why = "it does not know"
         raise Refused(why)
 
     def listen(self) -> AbstractAsyncContextManager[Subscription]:
-        """Refuse: there is no bus, and nobody asks."""
+        """Refuse; the guard opens no bus with a plain store."""
         why = "it has no bus"
         raise Refused(why)

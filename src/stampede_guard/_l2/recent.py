@@ -1,4 +1,4 @@
-"""Keys that changed recently: reads of them bypass the replicas, which may lag."""
+"""Keys that changed recently: reads of them bypass the replicas."""
 
 import math
 from collections import OrderedDict

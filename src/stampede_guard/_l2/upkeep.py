@@ -1,4 +1,4 @@
-"""The leases of one event loop: renewed while flights hold them, released afterwards.
+"""Renews the leases of one event loop, and releases them.
 
 A lease is renewed from the moment at which it was asked for until its flight has filled or ended: while the flight
 queues for a slot, loads, encodes and queues for its fill. One timer serves all leases, and one task for each server
