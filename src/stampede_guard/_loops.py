@@ -16,8 +16,9 @@ from weakref import WeakKeyDictionary, WeakSet, ref
 
 from ._bus.backplane import Backplane
 from ._bus.tracking import Tracking
+from ._flights.flight import Flight
 from ._flights.limiter import Limiters
-from ._flights.scoreboard import Flight, Scoreboard
+from ._flights.scoreboard import Scoreboard
 from ._l2.sender import Confirmation
 from ._l2.tier import Tier
 from ._memory.epochs import Epochs

@@ -21,7 +21,8 @@ from typing import Any, Literal, TypeVar, cast
 from zlib import crc32
 
 from ._bus.backplane import Backplane
-from ._flights.scoreboard import Flight, wait_all
+from ._flights.flight import Flight
+from ._flights.waiting import wait_all, wait_one
 from ._keys.spec import MAX_OP_LENGTH
 from ._l2.lease import Found, Lease, LeaseLapsed
 from ._l2.tier import Tier
@@ -103,7 +104,7 @@ class DataPath:
         """Return the answer for *op*, of a function that is not decorated."""
         answer = self.make_lookup(operation, load, build_tags)(op, (), {}, ())
         if isinstance(answer, Flight):
-            answer = await answer.wait(operation.policy.wait_timeout)
+            answer = await wait_one(answer, operation.policy.wait_timeout)
         value: T = operation.for_caller(answer)
         return value
 
@@ -163,7 +164,7 @@ class DataPath:
         """
         state = self._states.running()
         flight = self.join_or_launch(state, operation, op, load, (), {}, build_tags, is_refresh=True)  # 2
-        value: T = operation.for_caller(await flight.wait(operation.policy.wait_timeout))
+        value: T = operation.for_caller(await wait_one(flight, operation.policy.wait_timeout))
         await _check_replaced({op: flight}, value)
         return value
 

@@ -9,8 +9,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from stampede_guard import RecursiveLoad, Scoreboard
+from stampede_guard._flights.flight import Flight
 from stampede_guard._flights.limiter import Limiter, Limiters
-from stampede_guard._flights.scoreboard import Flight
+from stampede_guard._flights.waiting import wait_one
 from stampede_guard._operations.options import OnAbandon
 from stampede_guard._stats import Counters
 
@@ -83,7 +84,7 @@ class Kitchen:
         if flight is None:
             run = partial(self._run, self._recipes[op], self._operations[op])
             flight = self.board.launch(op, run, Counters(), self._recipes[op].on_abandon)
-        await flight.wait()
+        await wait_one(flight)
 
     async def _run(self, recipe: Recipe, operation: Limit, flight: Flight[Any]) -> None:
         limiter = self.limits.of(operation.name, operation.max_loads)

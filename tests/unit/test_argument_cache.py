@@ -782,7 +782,7 @@ async def test_still_a_function_to_whoever_looks(guard: Guard) -> None:
     assert load.__qualname__ == coroutine.__qualname__
     with pytest.raises(LookupError) as caught:
         await coroutine
-    assert "await _sg_answer.wait(_sg_timeout)" in "".join(traceback.format_exception(caught.value))
+    assert "await _sg_wait(_sg_answer, _sg_timeout)" in "".join(traceback.format_exception(caught.value))
     with pytest.raises(TypeError, match=r"load\(\) missing 1 required positional argument: 'menu_id'"):
         load()  # type: ignore[call-arg]
 

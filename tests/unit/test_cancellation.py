@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from stampede_guard import Guard, LoadCancelled, Scoreboard, WaitTimeout
+from stampede_guard._flights.waiting import wait_one
 from stampede_guard._operations.policy import Policy
 from stampede_guard.testing import FaultStore, Gate, ManualClock
 
@@ -196,7 +197,7 @@ async def test_giving_up_while_the_load_lands(pause: Pause) -> None:
     board, load = Scoreboard(), Loader()
     flight = board.launch(OP, lambda _: load(), board._counters, "finish")
 
-    hasty, patient = (asyncio.create_task(flight.wait(timeout)) for timeout in (0.000_001, 60))
+    hasty, patient = (asyncio.create_task(wait_one(flight, timeout)) for timeout in (0.000_001, 60))
     await pause()
     while not any(waiter.done() for waiter in flight._waiters) and len(flight._waiters) == 2:
         await asyncio.sleep(0)

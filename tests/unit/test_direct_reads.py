@@ -14,7 +14,8 @@ from stored import fingerprint_for
 
 from stampede_guard import Guard, LoadCancelled, RecursiveLoad, Scoreboard, coalesce, coalesce_many
 from stampede_guard._bus import backplane as backplane_module
-from stampede_guard._flights.scoreboard import Flight
+from stampede_guard._flights.flight import Flight
+from stampede_guard._flights.waiting import wait_one
 from stampede_guard._l2.access import StoreAccess
 from stampede_guard._l2.tier import Tier
 from stampede_guard._loops import LoopState
@@ -911,14 +912,14 @@ async def test_glance_brings_the_value() -> None:
     peek.answer()
 
     assert is_clean(board, flight, peek, counters)
-    assert "soup" == await flight.wait()
+    assert "soup" == await wait_one(flight)
 
 
 async def test_glance_that_fails() -> None:
     """Its error is the flight's."""
     board, peek = Scoreboard(), Peek(error=ValueError("no menu"))
     flight, counters = launch(board, peek)
-    waiting = asyncio.create_task(flight.wait())
+    waiting = asyncio.create_task(wait_one(flight))
     peek.answer()
 
     assert is_clean(board, flight, peek, counters)
@@ -946,7 +947,7 @@ async def test_glance_that_stops_the_loop(error: type[BaseException]) -> None:
     """What stops the loop does so, and whoever waits is told."""
     board, peek = Scoreboard(), Peek(error=error())
     flight, counters = launch(board, peek)
-    waiting = asyncio.create_task(flight.wait())
+    waiting = asyncio.create_task(wait_one(flight))
     await asyncio.sleep(0)
     with pytest.raises(error):
         peek.answer()
@@ -965,7 +966,7 @@ async def test_glance_that_ends_in_what_stops_nothing(error: type[BaseException]
 
     assert is_clean(board, flight, peek, counters)
     with pytest.raises(LoadCancelled, match="menu-7: the load was "):
-        await flight.wait()
+        await wait_one(flight)
 
 
 async def test_codec_that_cancels_is_its_own_trouble(process: Process) -> None:
@@ -985,7 +986,7 @@ async def test_task_factory_that_refuses_after_a_look(refusal: type[BaseExceptio
     """Whoever waits is told, the loop hears of it, and nothing is left."""
     board, peek, loop = Scoreboard(), Peek(), asyncio.get_running_loop()
     flight, counters = launch(board, peek)
-    waiting = asyncio.create_task(flight.wait())
+    waiting = asyncio.create_task(wait_one(flight))
     await pause()
     soon: list[Callable[[], None]] = []
 
@@ -1045,7 +1046,7 @@ async def test_who_waits_until_it_no_longer_looks() -> None:
     early = done.done()
     await done
 
-    assert (True, False, "soup") == (same is done, early, await flight.wait())
+    assert (True, False, "soup") == (same is done, early, await wait_one(flight))
 
 
 # Flights that load together

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from stampede_guard import LoadTimeout, Scoreboard
+from stampede_guard._flights.flight import Flight
 from stampede_guard._flights.limiter import Limiter, Limiters
-from stampede_guard._flights.scoreboard import Flight
+from stampede_guard._flights.waiting import skip_queue, wait_one
 from stampede_guard._operations.options import OnAbandon
 from stampede_guard._stats import Counters
 from stampede_guard.testing import Gate
@@ -40,7 +41,7 @@ class Kitchen:
         if flight is None:
             run = partial(self._run, limiter or self.limits.of(self, None), load, load_timeout)
             flight = self.board.launch(op, run, Counters(), on_abandon)
-        return await flight.wait()
+        return await wait_one(flight)
 
     async def _run(self, limiter: Limiter | None, load: Load, load_timeout: float | None, flight: Flight[Any]) -> Any:
         flight.start_clock(load_timeout)
@@ -323,7 +324,7 @@ async def test_joined_flight_that_has_not_come_to_the_queue_never_queues(pause: 
     await pause()
     store.open()
 
-    assert ["soup", "soup"] == [await part.wait(), await whole]
+    assert ["soup", "soup"] == [await wait_one(part), await whole]
     assert kitchen.is_idle()
 
 
@@ -380,7 +381,7 @@ async def test_joined_in_the_tick_in_which_the_slot_comes(pause: Pause) -> None:
         await gate.passage()
         part = kitchen.board.current("part")
         assert part is not None
-        asyncio.get_running_loop().call_soon(part.skip_queue)  # after this task's end, before what that wakes
+        asyncio.get_running_loop().call_soon(skip_queue, part)  # after this task's end, before what that wakes
         return "soup"
 
     calls = [kitchen.start("whole", load), kitchen.start("part", soup)]
@@ -400,7 +401,7 @@ async def test_let_out_and_cancelled_in_one_tick(pause: Pause) -> None:
         await gate.passage()
         part = kitchen.board.current("part")
         assert part is not None
-        part.skip_queue()
+        skip_queue(part)
         part.abort(RuntimeError("nobody wants it"))
         return "soup"
 

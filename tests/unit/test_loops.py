@@ -11,8 +11,9 @@ import pytest
 
 from stampede_guard import Guard, coalesce
 from stampede_guard import _loops as site_module
+from stampede_guard._flights.flight import Flight
 from stampede_guard._flights.limiter import Limiters
-from stampede_guard._flights.scoreboard import Flight
+from stampede_guard._flights.waiting import wait_one
 from stampede_guard._l2.tier import Tier
 from stampede_guard._loops import Change, LoopState, LoopStates
 from stampede_guard._memory.epochs import Epochs
@@ -478,7 +479,7 @@ class Menu:
         joinable = "".join(self.site.board.flights)
         self.gate.open()
         for flight in self.flights:
-            await flight.wait()
+            await wait_one(flight)
         return remembered, joinable, may_store
 
 

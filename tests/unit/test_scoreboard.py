@@ -20,8 +20,9 @@ from stampede_guard import (
     WaitTimeout,
     WrongLoop,
 )
-from stampede_guard._flights import scoreboard
-from stampede_guard._flights.scoreboard import Flight
+from stampede_guard._flights import scoreboard, waiting
+from stampede_guard._flights.flight import Flight
+from stampede_guard._flights.waiting import skip_queue, wait_one
 from stampede_guard._memory.epochs import Lineage
 from stampede_guard._stats import Counters
 from stampede_guard.testing import Gate
@@ -230,7 +231,7 @@ async def test_wait_timeout_is_one_waiters_own(pause: Pause) -> None:
         await board.debounce(OP, gated(gate))
     flight = board.current(OP)
     assert flight is not None
-    newcomer = asyncio.create_task(flight.wait())
+    newcomer = asyncio.create_task(wait_one(flight))
     await pause()
     gate.open()
 
@@ -412,8 +413,8 @@ async def test_task_that_asks_for_the_load_that_started_it() -> None:
     gate.open()
 
     assert ["soup", "soup"] == await asyncio.gather(call, *started)
-    assert wait.look is not None
-    assert wait.look.cancelled()
+    assert wait.check is not None
+    assert wait.check.cancelled()
 
 
 async def test_task_that_launches_the_load_that_started_it_anew() -> None:
@@ -440,7 +441,7 @@ async def test_task_that_launches_the_load_that_started_it_anew() -> None:
 @pytest.fixture
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Look for circles often."""
-    monkeypatch.setattr(scoreboard, "_LOOKS", (0.001, 0.002))
+    monkeypatch.setattr(waiting, "_CHECKS", (0.001, 0.002))
 
 
 @pytest.mark.usefixtures("often")
@@ -724,7 +725,7 @@ async def test_load_begins_at_once_where_it_can(monkeypatch: pytest.MonkeyPatch)
     """With eager tasks, which no factory has to make, a load that need not wait is over when it is launched."""
     board, loop = Scoreboard(), asyncio.get_running_loop()
     factory = loop.get_task_factory()
-    monkeypatch.setattr("stampede_guard._flights.scoreboard._eager_task", lambda load, **_: at_once(loop, load))
+    monkeypatch.setattr("stampede_guard._flights.flight._eager_task", lambda load, **_: at_once(loop, load))
 
     async def load(_: Flight[str]) -> str:
         return "soup"
@@ -734,14 +735,14 @@ async def test_load_begins_at_once_where_it_can(monkeypatch: pytest.MonkeyPatch)
     loop.set_task_factory(factory)
 
     assert flight.landed
-    assert "soup" == await flight.wait()
+    assert "soup" == await wait_one(flight)
 
 
 async def test_load_begins_later_where_tasks_cannot_be_eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before Python 3.12 a load begins in the next iteration of the loop."""
     board, loop = Scoreboard(), asyncio.get_running_loop()
     factory = loop.get_task_factory()
-    monkeypatch.setattr("stampede_guard._flights.scoreboard._eager_task", None)
+    monkeypatch.setattr("stampede_guard._flights.flight._eager_task", None)
 
     async def load(_: Flight[str]) -> str:
         return "soup"
@@ -751,7 +752,7 @@ async def test_load_begins_later_where_tasks_cannot_be_eager(monkeypatch: pytest
     loop.set_task_factory(factory)
 
     assert not flight.landed
-    assert "soup" == await flight.wait()
+    assert "soup" == await wait_one(flight)
 
 
 async def test_loads_within_loads_do_not_pile_up(task_factory: str) -> None:
@@ -777,7 +778,7 @@ async def test_what_the_launching_caller_deals_with_is_not_the_loads(task_factor
         except KeyError:
             flight = board.launch(OP, lambda _: fail(), Counters(), "finish")
         with pytest.raises(ValueError, match="no menu") as caught:
-            await flight.wait()
+            await wait_one(flight)
         return caught.value.__context__
 
     assert await ask() is None or task_factory == "eager"  # there it is the factory that begins the load
@@ -795,7 +796,7 @@ async def test_load_cancelled_before_it_began() -> None:
     flight.task.cancel()
 
     with pytest.raises(LoadCancelled, match="menu-7: the load was cancelled"):
-        await flight.wait()
+        await wait_one(flight)
     assert ({}, set()) == (board.flights, board._up)
 
 
@@ -1065,9 +1066,9 @@ async def test_urgency_reaches_all_that_is_waited_for(pause: Pause) -> None:
     await pause()
     flights = {flight.op: flight for flight in board._up}
     place = flights["end"].queue_slot = asyncio.get_running_loop().create_future()
-    flights["start"].skip_queue()
+    skip_queue(flights["start"])
     urgent = sorted(op for op, flight in flights.items() if flight.skips_queue)
-    flights["start"].skip_queue()
+    skip_queue(flights["start"])
     gate.open()
     await asyncio.gather(*calls)
 
@@ -1091,7 +1092,7 @@ async def test_urgency_reaches_what_is_waited_for_later() -> None:
     async def load() -> None:
         flight = board.current(OP)
         assert flight is not None
-        flight.skip_queue()
+        skip_queue(flight)
         parts = [asyncio.create_task(board.debounce(op, partial(load_part, op))) for op in ("joined", "launched")]
         await gate.arrivals(2)
         note(OP)
@@ -1125,7 +1126,7 @@ async def test_urgency_stays_in_its_event_loop() -> None:
     await asyncio.to_thread(begun.wait)
     flight = board.current(OP)
     assert flight is not None
-    flight.skip_queue()
+    skip_queue(flight)
     here = (len(flight.awaits), flight.skips_queue)
     end.set()
     await call
@@ -1147,10 +1148,10 @@ async def test_forget_tagged() -> None:
     newer = launch("a")
     gate.open()
     for flight in flights:
-        await flight.wait()
+        await wait_one(flight)
 
     assert [None, *flights[1:]] == current
-    assert await newer.wait() is None
+    assert await wait_one(newer) is None
     assert {} == board.flights
 
 
@@ -1293,6 +1294,6 @@ async def test_load_that_began_in_its_creation_and_is_cancelled(how: str, pause:
         flight.task.cancel()
 
     with pytest.raises(LoadCancelled, match="menu-7: the load was cancelled"):
-        await flight.wait()
+        await wait_one(flight)
     assert (how == "itself, at once") == early
     assert (set(), {}, None) == (board._up, board.flights, flight.task)

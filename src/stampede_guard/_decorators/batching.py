@@ -16,7 +16,8 @@ from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from .._flights.scoreboard import Flight, running_flight
+from .._flights.flight import Flight, running_flight
+from .._flights.waiting import wait_one
 from .._guard import Guard
 from .._keys.canonical import text_of
 from .._operations.operation import Operation
@@ -45,7 +46,7 @@ class Batch:
     async def value_of(self, one_id: Any) -> Any:
         """Wait for the value of an id; `None` if it has none."""
         try:
-            values = await self.flight.wait()
+            values = await wait_one(self.flight)
         finally:
             self.ids.pop(one_id, None)  # whoever leaves early is not loaded for: nobody else is here for this id
         return values.get(one_id)

@@ -20,7 +20,8 @@ from typing import (
 )
 
 from .._codecs.codec import Codec
-from .._flights.scoreboard import Flight
+from .._flights.flight import Flight
+from .._flights.waiting import wait_one
 from .._guard import Guard
 from .._keys.names import qualified_name
 from .._keys.source import annotation_of, as_tuple_and_dict, compile_like, forwarding, imitate, parameters_of
@@ -269,6 +270,7 @@ def _compile_call(
         "_sg_lookup_or_launch": guard._path.make_lookup(operation, function, build_tags, answers),
         "_sg_miss": MISS,
         "_sg_timeout": policy.wait_timeout,
+        "_sg_wait": wait_one,
     }
     made: Callable[..., Coroutine[Any, Any, Any]] = compile_like(function, lines, names, is_async=True)
     return made

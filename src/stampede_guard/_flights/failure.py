@@ -1,9 +1,9 @@
-"""One load's failure, told to each waiter with an exception object of their own.
+"""One load's failure, given to each waiter as an exception object of its own.
 
-`raise` writes to the exception that it raises: frames go into its traceback, notes into its
-notes. Were one object shared, the locals of one request would show up in another's error
-report. So each waiter raises a copy whose traceback begins at the loader's frames. What the
-error is chained to and what a group holds is copied too, since a waiter may unwrap and raise it.
+`raise` writes to the exception that it raises: frames go into its traceback, notes into its notes. If waiters shared
+one object, the locals of one request would appear in another's error report. So each waiter raises a copy whose
+traceback begins at the loader's frames. The errors that it is chained to, and those in a group, are copied too, because
+a waiter may unwrap and raise them.
 """
 
 import copy
@@ -19,7 +19,7 @@ Twins = dict[int, BaseException]  # copies by the id of what they are copies of:
 
 
 class Failure:
-    """The error of one flight, kept pristine, and handed out as copies."""
+    """The error of one flight, kept as it was raised, and given out as copies."""
 
     __slots__ = ("_error", "_is_spent", "_traceback")
 
@@ -29,10 +29,10 @@ class Failure:
         self._is_spent = False
 
     def for_waiter(self, *, is_last: bool) -> Exception:
-        """Return an exception that nobody else holds.
+        """Return an exception for one waiter alone.
 
-        The last waiter may have the original. An error that refuses to be copied goes to whoever
-        comes first; the others get a `LoadFailed` that names its type.
+        The last waiter gets the original. An error that cannot be copied goes to the first waiter, and the others get
+        a `LoadFailed` that names its type.
         """
         if is_last and not self._is_spent:
             self._is_spent = True
@@ -47,7 +47,7 @@ class Failure:
 
 
 def _copy(error: E, twins: Twins) -> E | None:
-    """Return a faithful copy of *error*, or `None` when there is no making one."""
+    """Return a faithful copy of *error*, or `None` if it cannot be copied."""
     twin = _twin(error, twins)
     if twin is None:
         return None
@@ -85,7 +85,7 @@ def _twin(error: E, twins: Twins) -> E | None:
             twin.__dict__.update(error.__dict__)
             _copy_members(error, twin)
             if "__notes__" in error.__dict__:
-                twin.__notes__ = [*error.__notes__]  # a list: shared, a note would reach everybody
+                twin.__notes__ = [*error.__notes__]  # a list of its own, or a note would reach all waiters
         except Exception:  # noqa: BLE001, S112  # a user's __reduce__ or __new__ may raise anything
             continue
         return twin

@@ -2,7 +2,7 @@
 
 A load within a load runs in the outer one's slot. If it queued for a slot of its own, all slots could be held by
 loads that wait for loads in the queue. For the same reason a flight leaves the queue, and runs without a slot, as soon
-as a load that holds one waits for it, directly or through others (`Flight.skip_queue`). So no load that holds a slot
+as a load that holds one waits for it, directly or through others (`skip_queue`). So no load that holds a slot
 ever waits for one, and every slot is given back.
 
 `asyncio.Semaphore` lacks two things. A waiter that leaves its queue early is searched for in all of it, so 10,000
@@ -13,20 +13,11 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from typing import Protocol
+from typing import Any
 from weakref import WeakValueDictionary
 
-
-class Queueing(Protocol):
-    """The part of a flight that a limiter uses."""
-
-    loop: asyncio.AbstractEventLoop
-    skips_queue: bool
-    queue_slot: asyncio.Future[bool] | None
-
-    def skip_queue(self) -> None:
-        """Take it, and all flights that it waits for, out of the queues."""
-        ...
+from .flight import Flight
+from .waiting import skip_queue
 
 
 class Limiter:
@@ -46,7 +37,7 @@ class Limiter:
         self._queue: OrderedDict[asyncio.Future[bool], None] = OrderedDict()  # a set in order of arrival
 
     @asynccontextmanager
-    async def slot(self, flight: Queueing) -> AsyncGenerator[None]:
+    async def slot(self, flight: Flight[Any]) -> AsyncGenerator[None]:
         """Let the block run when it is the turn of *flight*; call it in that flight's own task."""
         held: list[Limiter] = []
         limiter: Limiter | None = self  # the narrower first: its queue takes no slots of the wider
@@ -56,7 +47,7 @@ class Limiter:
                     held.append(limiter)
                 limiter = limiter.wider
             skipped_queue = flight.skips_queue
-            flight.skip_queue()
+            skip_queue(flight)
             try:
                 yield
             finally:
@@ -65,7 +56,7 @@ class Limiter:
             for limiter in held:
                 limiter.give_back()
 
-    async def take(self, flight: Queueing) -> bool:
+    async def take(self, flight: Flight[Any]) -> bool:
         """Wait for a slot; return whether there is one, or *flight* is to run without."""
         if self._free:
             self._free -= 1

@@ -18,7 +18,7 @@ def call_lines(forwarded: str, args: str, kwargs: str, cached_by: Sequence[str] 
                 return _sg_answer
             _sg_answer = _sg_lookup_or_launch(_sg_build(menu_id, lang), (menu_id, lang), {}, (menu_id, lang))
             if _sg_answer.__class__ is _sg_flight:
-                _sg_answer = await _sg_answer.wait(_sg_timeout)
+                _sg_answer = await _sg_wait(_sg_answer, _sg_timeout)
             return _sg_for_caller(_sg_answer)
 
     Args:
@@ -35,7 +35,7 @@ def call_lines(forwarded: str, args: str, kwargs: str, cached_by: Sequence[str] 
     lines += [
         f"_sg_answer = _sg_lookup_or_launch(_sg_build({forwarded}), {args}, {kwargs}, ({names}))",
         "if _sg_answer.__class__ is _sg_flight:",
-        "    _sg_answer = await _sg_answer.wait(_sg_timeout)",
+        "    _sg_answer = await _sg_wait(_sg_answer, _sg_timeout)",
         "return _sg_for_caller(_sg_answer)",
     ]
     return lines
