@@ -141,7 +141,7 @@ class Guard:
         """Do for the op id *op* and the function *load* what `@coalesce` does for a call.
 
         Args:
-            op: The op id: whatever the answer depends on has to be in it.
+            op: The op id: all that the answer depends on has to be in it.
             load: Takes nothing and returns the answer.
             name: What statistics call it, and what `max_loads` belongs to: calls under one name share one limit.
             returns: The answer's type, for a value that is stored or isolated.
@@ -193,7 +193,7 @@ class Guard:
     async def invalidate(self, op: str, /, *, version: int | None = None, wait: bool = True, **values: object) -> None:
         """Forget *op*: in this process at once, before anything is awaited, then in the store and everywhere.
 
-        Loads that began before, in whatever process, answer those who already wait, and are never stored.
+        Loads that began before, in any process, answer the callers that already wait, and are never stored.
         Cancelling this call does not stop the invalidation.
 
         Args:

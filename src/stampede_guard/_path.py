@@ -154,7 +154,7 @@ class DataPath:
     ) -> T:
         """Load now and replace what is cached, with what is read after this call.
 
-        Flights that were up before answer those who wait for them, and are not remembered. A refresh whose load has
+        Flights that were up before answer their waiters, and are not remembered. A refresh whose load has
         begun is not joined: refreshes that come meanwhile share the next load, which begins when that one is over.
         When the load fails, what was cached stays. When its value cannot be stored, what was cached is invalidated.
 
@@ -258,6 +258,7 @@ class FlightLoad:
     _is_shared: bool  # others can join the flight
     _asks_left: int = _ASKS
     _began_at: float = 0.0
+    _trusted_ttl: float | None = None  # seconds that L1 may keep what was loaded, if L2 did not confirm it
 
     def start(self, flight: Flight[Any], on_answer: Callable[[], None]) -> bool:
         """Send the read of L2 now, if nothing has to be waited for first; *on_answer* is called with the reply."""
@@ -276,20 +277,31 @@ class FlightLoad:
         self._lease.release_soon()
 
     async def run(self, flight: Flight[Any]) -> Any:
-        """Return what *flight* lands with: the value that L2 has, or a new one."""
+        """Return what *flight* lands with, unless `result` has: the value that L2 has, or a new one."""
+        operation, policy, lease = self._operation, self._operation.policy, self._lease
         if flight.is_queued:
             await self._wait_for_turn(flight)
-        lease = self._lease
-        if lease is None:
-            return await self._load_without_l2(flight)
         while True:
-            found = await self._read_or_acquire(flight, lease)
+            found = None if lease is None else await self._read_or_acquire(flight, lease)  # 3, 4
             if found is not None:
-                return self._put_found(flight, found)
+                return self._put_found(flight, found)  # 7
             try:
-                return await self._load_and_fill(flight, lease)
+                value = await self._call_loader(flight)  # 5
+                break
             except LeaseLapsed:
                 flight.stop_clock()
+        payload = operation.encode(value) if lease is not None or policy.isolate else None
+        version = None if policy.version is None else operation.version_of(value)
+        kept = operation.isolate_value(value, payload) if policy.isolate else value
+        is_latest = lease is None or await self._fill(flight, lease, payload, version)  # 6
+        may_put = is_latest and self._may_put(flight)  # asked before a refresh begins another epoch
+        if flight.is_refresh:
+            self._replace_older(flight)
+        if may_put:
+            self._put(flight, kept, self._trusted_ttl)  # 7
+        elif not flight.landed:
+            operation.counters.overtaken += 1
+        return kept
 
     async def _wait_for_turn(self, flight: Flight[Any]) -> None:
         """Wait until the refresh before *flight* has landed; it may store until then."""
@@ -335,27 +347,6 @@ class FlightLoad:
                 await wake_up.wait(min(next(polls), max(lease.left, _POLLS[0] / 2), left))
         return answer
 
-    async def _load_without_l2(self, flight: Flight[Any]) -> Any:
-        operation, policy = self._operation, self._operation.policy
-        value = await self._call_loader(flight)  # 5
-        if policy.version is not None:
-            operation.version_of(value)  # nothing is compared here, but what is no version is an error everywhere
-        kept = operation.isolate_value(value, operation.encode(value)) if policy.isolate else value
-        is_replaced = self._state.backplane is None or operation.is_local
-        return self._put_loaded(flight, kept, None, is_latest=True, is_replaced=is_replaced)
-
-    async def _load_and_fill(self, flight: Flight[Any], lease: Lease) -> Any:
-        operation, policy = self._operation, self._operation.policy
-        value = await self._call_loader(flight)  # 5
-        payload = operation.encode(value)
-        version = operation.version_of(value)
-        kept = operation.isolate_value(value, payload) if policy.isolate else value
-        life = _spread(cast("float", policy.l2_ttl), policy.jitter)
-        is_latest = await lease.fill(payload, life, version, partial(self._may_put, flight))  # 6
-        may_be_stale = lease.is_store_unavailable and self._state.backplane is not None
-        longest = UNTRUSTED_TTL if may_be_stale else None
-        return self._put_loaded(flight, kept, longest, is_latest=is_latest, is_replaced=lease.is_final)
-
     async def _call_loader(self, flight: Flight[Any]) -> Any:
         """Run the loader, in a slot if loads are limited, and within its budget."""
         operation, policy = self._operation, self._operation.policy
@@ -387,6 +378,15 @@ class FlightLoad:
     def _now(self) -> float:
         return cast("Tier", self._state.tier).clock()
 
+    async def _fill(self, flight: Flight[Any], lease: Lease, payload: bytes | None, version: int | None) -> bool:
+        """Store what was loaded, if that can be; return whether L2 knows of nothing later."""
+        policy = self._operation.policy
+        life = _spread(cast("float", policy.l2_ttl), policy.jitter)
+        is_latest = await lease.fill(payload, life, version, partial(self._may_put, flight))
+        if lease.is_store_unavailable and self._state.backplane is not None:
+            self._trusted_ttl = UNTRUSTED_TTL
+        return is_latest
+
     def _put_found(self, flight: Flight[Any], found: Found) -> Any:
         """Put what L2 has into L1, and return what *flight* lands with."""
         operation = self._operation
@@ -396,31 +396,13 @@ class FlightLoad:
             self._put(flight, kept, found.life)  # 7
         return kept
 
-    def _put_loaded(
-        self, flight: Flight[Any], kept: Any, longest: float | None, *, is_latest: bool, is_replaced: bool
-    ) -> Any:
-        """Put what was loaded into L1, unless it was overtaken, and return what *flight* lands with."""
-        may_put = is_latest and self._may_put(flight)  # asked before a refresh begins another epoch
-        if flight.is_refresh:
-            self._replace(flight, is_told=is_replaced)
-        if may_put:
-            self._put(flight, kept, longest)  # 7
-        elif not flight.landed:
-            self._operation.counters.overtaken += 1
-        return kept
-
     def _may_put(self, flight: Flight[Any]) -> bool:
         """Whether *flight* is still up, and nothing was invalidated since its epoch."""
         is_latest = self._state.epochs.current(flight.op, flight.tags) == self._epoch and not self._generation.is_over
         return is_latest and not flight.landed
 
-    def _replace(self, flight: Flight[Any], *, is_told: bool) -> None:
-        """Let nothing that is older than what a refresh has loaded be found anywhere.
-
-        Args:
-            flight: The refresh's.
-            is_told: Whether the store has nothing older, and other processes know; if not, both will be told.
-        """
+    def _replace_older(self, flight: Flight[Any]) -> None:
+        """Let nothing that is older than what a refresh has loaded be found anywhere."""
         here, op = self._state, flight.op
         # What has read the older value in the store must not keep it in L1, nor be joined: also what began after an
         # invalidation, or after a gap on the bus, which overtook this refresh and left the store as it was.
@@ -429,6 +411,9 @@ class FlightLoad:
         current = here.board.flights.get(op)
         if self._lease is not None and current is not None and not current.is_refresh:  # a refresh does not read L2
             here.board.forget(op)
+        is_told = here.backplane is None or self._operation.is_local
+        if self._lease is not None:
+            is_told = self._lease.is_final  # the fill has replaced the older value, and said so on the bus
         self._states.tell_others(Change("op", op, is_stored=not is_told))
         if not is_told and here.tier is not None:
             flight.confirmation = here.tier.send(here.tier.invalidation(op))

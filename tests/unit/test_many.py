@@ -567,13 +567,13 @@ async def test_a_batch_that_nobody_waits_for_is_not_sent(menus: Menus, guard: Gu
     load = loader_of(menus, guard, max_wait=3600, on_abandon="cancel")
     call = asyncio.create_task(load([1, 2]))
     await pause()
-    [cohort] = load._gathering._here().values()
+    [window] = load._batches._windows().values()
     call.cancel()
     await pause()
-    cohort._close()  # as after an hour
+    window._close()  # as after an hour
     await pause()
 
-    assert ([], {}, 0) == (menus.asked, load._gathering._here(), guard.stats().loads)
+    assert ([], {}, 0) == (menus.asked, load._batches._windows(), guard.stats().loads)
 
 
 class Done(asyncio.Future[Any]):
@@ -608,7 +608,7 @@ async def test_what_is_found_as_it_is_launched_is_not_expected(menus: Menus, sto
             loop.set_task_factory(factory)
 
     assert [[1, 2]] == menus.asked
-    assert {} == load._gathering._here()
+    assert {} == load._batches._windows()
 
 
 async def test_a_refresh_overtakes_a_load(menus: Menus, guard: Guard) -> None:
@@ -1118,7 +1118,7 @@ async def test_a_loader_with_attributes_of_its_own(guard: Guard) -> None:
     async def load(menu_ids: list[int]) -> dict[int, str]:
         return dict.fromkeys(menu_ids, "menu")
 
-    for name in ("key", "tags", "invalidate", "refresh", "peek", "bypass", "one", "_gathering"):
+    for name in ("key", "tags", "invalidate", "refresh", "peek", "bypass", "one", "_batches"):
         setattr(load, name, "the function's own")
     coalesced: Any = coalesce_many("menu-{menu_id}", guard=guard, ttl=60)(load)
 

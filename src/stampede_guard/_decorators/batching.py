@@ -1,13 +1,12 @@
-"""Gathering: flights that reach their loads together are loaded by one call of the loader.
+"""Batches: flights that are about to load share one call of the loader.
 
 Each id has an ordinary flight, with its own lease, fence, tags and time-outs. Only the last step is shared: instead
-of running a loader of its own, a flight joins a batch. A batch is a flight too, which none but those that load can
-join. So what is known of flights holds for it: it takes a slot for loads, it is cancelled when the last that waited
-for it has left, and a loader that waits for itself is found out.
+of running a loader of its own, a flight joins a batch. A batch is a flight too, which only the flights of its ids join.
+So it takes a slot for loads, it is cancelled when its last waiter has left, and a loader that waits for itself is
+found.
 
-The store does not answer for all ids in the same tick. So a batch that was asked for as a whole goes when the store
-has answered for each of its ids: has a value, or the right to load it. For an id that somebody else is loading, the
-others do not wait.
+The store does not reply for all ids in the same tick. So a batch that was asked for as a whole is sent when the store
+has replied for each of its ids: with a value, or with the lease. It does not wait for an id that another process loads.
 """
 
 import asyncio
@@ -28,19 +27,19 @@ Args = tuple[Any, ...]  # of a call for one id: the id, after the instance if th
 
 
 class Batch:
-    """The ids that one call of the loader is for, and its flight."""
+    """One call of the loader: its ids, and its flight."""
 
     __slots__ = ("flight", "ids", "is_ready")
 
     flight: Flight[dict[Any, Any]]
 
     def __init__(self) -> None:
-        self.ids: dict[Any, Flight[Any] | None] = {}  # and the flights that wait for them
+        self.ids: dict[Any, Flight[Any] | None] = {}  # with the flights that wait for them
         self.is_ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def send(self) -> None:
         """Let the loader be called, for the ids that are there when it gets its slot."""
-        if not self.is_ready.done():  # all who waited for it have left
+        if not self.is_ready.done():  # all its waiters have left
             self.is_ready.set_result(None)
 
     async def value_of(self, one_id: Any) -> Any:
@@ -48,22 +47,22 @@ class Batch:
         try:
             values = await wait_one(self.flight)
         finally:
-            self.ids.pop(one_id, None)  # whoever leaves early is not loaded for: nobody else is here for this id
+            self.ids.pop(one_id, None)  # an id whose flight leaves early is not loaded: it has no other waiter
         return values.get(one_id)
 
 
 class BatchWindow:
-    """Flights that load together, though they may come one by one.
+    """The time in which flights that reach their loads join the same batches.
 
     Args:
-        gathering: Whose.
-        group: What they have in common.
+        loader: Whose batches these are.
+        group: What the flights have in common.
     """
 
-    __slots__ = ("_batches", "_expected", "_gathering", "_group", "_is_closed", "_is_closing")
+    __slots__ = ("_batches", "_expected", "_group", "_is_closed", "_is_closing", "_loader")
 
-    def __init__(self, gathering: "BatchLoader", group: Hashable) -> None:
-        self._gathering = gathering
+    def __init__(self, loader: "BatchLoader", group: Hashable) -> None:
+        self._loader = loader
         self._group = group
         self._batches: list[Batch] = []
         self._expected = 0
@@ -71,88 +70,88 @@ class BatchWindow:
         self._is_closed = False
 
     def expect(self) -> None:
-        """Take note of a flight that will come to load, or land without."""
+        """Count a flight that will join, or land without a load."""
         self._expected += 1
 
     def settle(self) -> None:
-        """Take note that one of those has, or is not to be waited for."""
+        """Stop waiting for one of those: it has joined or landed, or waits for another process."""
         self._expected -= 1
         if self._expected == 0:
             if self._is_closed:
-                self._go()
-            elif not self._is_closing:  # the store had them all
-                self._gathering.close(self._group)
+                self._send_all()
+            elif not self._is_closing:  # the store had all values
+                self._loader.close_window(self._group)
 
     def join(self, args: Args) -> Batch:
         """Return the batch that the flight of *args* is in from now on."""
         if not self._is_closing:
             self._is_closing = True
-            self._gathering.soon(self._close)
+            self._loader.call_soon(self._close)
         batch = self._batches[-1] if self._batches else None
-        # An id that is in already has a flight of its own, that was forgotten or is private: each has its own load.
+        # An id that is in already has another flight, which was forgotten or is private: each has its own load.
         if batch is None or batch.flight.landed or args[-1] in batch.ids:
-            batch = self._gathering.launch(args)
+            batch = self._loader.launch(args)
             self._batches.append(batch)
         batch.ids[args[-1]] = running_flight()
-        if len(batch.ids) == self._gathering.max_batch:
+        if len(batch.ids) == self._loader.max_batch:
             self._batches.remove(batch)
             batch.send()
         return batch
 
     def _close(self) -> None:
-        """Let nobody else in, and go when all that are expected have come."""
-        self._gathering.close(self._group)
+        """Let no other flight in, and send the batches when all expected flights have settled."""
+        self._loader.close_window(self._group)
         self._is_closed = True
         if self._expected == 0:
-            self._go()
+            self._send_all()
 
-    def _go(self) -> None:
+    def _send_all(self) -> None:
         for batch in self._batches:
             batch.send()
         self._batches.clear()
 
 
 class BatchedLoad:
-    """The place in a cohort of one flight that will come; what it does to load."""
+    """What the flight of one id calls to load: its part in a batch."""
 
-    __slots__ = ("_args", "_cohort", "_gathering", "_has_come")
+    __slots__ = ("_args", "_has_begun", "_loader", "_window")
 
-    def __init__(self, gathering: "BatchLoader", args: Args) -> None:
-        self._gathering = gathering
+    def __init__(self, loader: "BatchLoader", args: Args) -> None:
+        self._loader = loader
         self._args = args
-        self._cohort: BatchWindow | None = None  # that expects it
-        self._has_come = False
+        self._window: BatchWindow | None = None  # that expects it
+        self._has_begun = False
 
     async def __call__(self) -> Any:
         """Load."""
-        self._has_come = True
-        if self._cohort is None:  # not expected: it was there before, or is late
-            return await self._gathering.load(*self._args)
-        batch = self._cohort.join(self._args)
+        self._has_begun = True
+        if self._window is None:  # not expected: its flight was up before, or is late
+            return await self._loader.load(*self._args)
+        batch = self._window.join(self._args)
         self._settle()
         return await batch.value_of(self._args[-1])
 
     def watch(self, flight: Flight[Any]) -> None:
-        """Let others expect *flight*, until it has landed, or is kept waiting by a load in another process."""
-        if flight.is_over or flight.waits_elsewhere or self._has_come:
+        """Let others expect *flight*, until it has landed, or waits for a load in another process."""
+        if flight.is_over or flight.waits_elsewhere or self._has_begun:
             return
-        self._cohort = self._gathering.cohort_of(self._args)
-        self._cohort.expect()
+        self._window = self._loader.window_of(self._args)
+        self._window.expect()
         flight.on_settled = self._settle
 
     def _settle(self) -> None:
-        if self._cohort is not None:
-            cohort, self._cohort = self._cohort, None
-            cohort.settle()
+        if self._window is not None:
+            window, self._window = self._window, None
+            window.settle()
 
 
 class BatchLoader:
-    """Where the flights of one operation gather.
+    """The batches of one operation.
 
     Args:
         loader: Takes a list of ids, after the instance if it is a method; returns a mapping.
         max_batch: How many ids it is called with at most.
-        max_wait: Seconds that the first to load waits for others; if zero, until the end of the tick.
+        max_wait: Seconds that the first flight waits for others; if zero, until the end of the tick.
     """
 
     def __init__(self, loader: Loader, max_batch: int, max_wait: float) -> None:
@@ -169,20 +168,20 @@ class BatchLoader:
         operation.is_batched = True
 
     async def load(self, *args: Any) -> Any:
-        """Load one id, with whatever else is there to be loaded."""
-        return await self.cohort_of(args).join(args).value_of(args[-1])
+        """Load one id, together with others that are to be loaded."""
+        return await self.window_of(args).join(args).value_of(args[-1])
 
-    def cohort_of(self, args: Args) -> BatchWindow:
-        """Return the open cohort of those that can be loaded together with *args*.
+    def window_of(self, args: Args) -> BatchWindow:
+        """Return the open window of those that can be loaded together with *args*.
 
         They have the instance in common, and what the loader sees of their contexts.
         """
-        here = self._here()
+        windows = self._windows()
         group = tuple(map(id, args[:-1])), tuple(text_of(variable.get()) for variable in self._operation.vary)
-        cohort = here.get(group)
-        if cohort is None:
-            cohort = here[group] = BatchWindow(self, group)
-        return cohort
+        window = windows.get(group)
+        if window is None:
+            window = windows[group] = BatchWindow(self, group)
+        return window
 
     def launch(self, args: Args) -> Batch:
         """Return a new batch, which begins with *args*; its flight waits until it is sent."""
@@ -222,18 +221,18 @@ class BatchLoader:
             raise WrongAnswer(message)
         return values
 
-    def soon(self, close: Callable[[], None]) -> None:
-        """Call *close* when there has been time enough to come."""
+    def call_soon(self, close: Callable[[], None]) -> None:
+        """Call *close* when other flights have had the time to join."""
         loop = asyncio.get_running_loop()
         if self.max_wait:
             loop.call_later(self.max_wait, close)
         else:
             loop.call_soon(close)
 
-    def close(self, group: Hashable) -> None:
-        """Let nobody else into the open cohort of *group*."""
-        del self._here()[group]
+    def close_window(self, group: Hashable) -> None:
+        """Let no other flight into the open window of *group*."""
+        del self._windows()[group]
 
-    def _here(self) -> dict[Hashable, BatchWindow]:
-        """Return the open cohorts of the running loop."""
+    def _windows(self) -> dict[Hashable, BatchWindow]:
+        """Return the open windows of the running loop."""
         return self._open.setdefault(asyncio.get_running_loop(), {})

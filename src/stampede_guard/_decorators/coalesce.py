@@ -127,7 +127,7 @@ class Coalesced(FunctionProxy, Generic[P, T]):
         async def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
             """Return the answer: from memory, from a flight that is up, or from a new one.
 
-            Cancelling this call disturbs nobody else.
+            Cancelling this call disturbs no other caller.
 
             Raises:
                 LoadTimeout: the loader exceeded `load_timeout`.
@@ -169,7 +169,7 @@ class Coalesced(FunctionProxy, Generic[P, T]):
     async def invalidate(self, *args: P.args, **kwargs: P.kwargs) -> None:
         """Forget the answer to such a call: in this process at once, then in the store and in every process.
 
-        A load that began before answers those who already wait for it, and is never stored. With a version, or
+        A load that began before answers its waiters, and is never stored. With a version, or
         without waiting, it is `guard.invalidate(function.key(…), version=…, wait=False)`.
 
         Raises:
@@ -378,7 +378,7 @@ def coalesce(  # options, each with a default that fits
             - `jitter`: Share by which lives vary at random: 0.1 is ±10 %.
             - `load_timeout`: Budget of one load, in seconds; `None` sets no limit.
             - `wait_timeout`: How long one caller waits, in seconds; the load goes on without them.
-            - `on_abandon`: When everybody who waited has left, `"finish"` the load and store it, or `"cancel"` it.
+            - `on_abandon`: When all waiters have left, `"finish"` the load and store it, or `"cancel"` it.
             - `isolate`: Give every caller a copy of their own, decoded from bytes.
             - `inherit_context`: Let the loader see all of the launching caller's context instead.
             - `lease`: Wait while another process loads the same op; without it, load too.

@@ -1,7 +1,7 @@
 """`@coalesce_many`: the guard in front of a loader of many ids.
 
-Made of `coalesce` for one id: `one` is an ordinary coalesced function, whose loader gathers (`batching.py`). So each id
-has its own op, with all that is known of ops, and calls for one and for many share them.
+Made of `coalesce` for one id: `one` is an ordinary coalesced function, whose loads share batches (`batching.py`). So
+each id has its own op, with all that is known of ops, and calls for one and for many share them.
 """
 
 import inspect
@@ -46,12 +46,12 @@ class CoalescedMany(Generic[K, V]):
     __qualname__: str
 
     def __init__(
-        self, function: Loader, one: Coalesced[[K], V | None], gathering: BatchLoader, args: tuple[Any, ...]
+        self, function: Loader, one: Coalesced[[K], V | None], batches: BatchLoader, args: tuple[Any, ...]
     ) -> None:
         imitate(self, function)
         self.one = one
         self.guard = one.guard
-        self._gathering = gathering
+        self._batches = batches
         self._args = args  # the instance, if it is a method's
         self._operation, self._build_key = one._parts()
 
@@ -59,13 +59,13 @@ class CoalescedMany(Generic[K, V]):
         """Return the values of those *ids* that have one, in the order asked.
 
         What memory, the store and flights that are up do not have is loaded together. Cancelling this call disturbs
-        nobody else.
+        no other caller.
 
         Raises:
             Exception: the error of the first id that failed, in the order asked: what `Coalesced.__call__` raises.
             WrongAnswer: the loader returned something else than a mapping of the ids that it was asked for.
         """
-        return await self._ask(ids)
+        return await self._get(ids)
 
     async def refresh(self, ids: Iterable[K]) -> dict[K, V]:
         """Load *ids* now, replace what is cached, and return their values; if that fails, what was cached stays.
@@ -74,9 +74,9 @@ class CoalescedMany(Generic[K, V]):
             InvalidationPending: as for `Coalesced.refresh`; the error's `value` is a dict.
             Exception: as for a call.
         """
-        return await self._ask(ids, is_refresh=True)
+        return await self._get(ids, is_refresh=True)
 
-    async def _ask(self, ids: Iterable[K], *, is_refresh: bool = False) -> dict[K, V]:
+    async def _get(self, ids: Iterable[K], *, is_refresh: bool = False) -> dict[K, V]:
         asked = self._checked(ids)
 
         def found(answers: list[Any]) -> dict[K, V]:
@@ -85,7 +85,7 @@ class CoalescedMany(Generic[K, V]):
         return await self.guard._path.get_many(
             self._operation,
             list(map(self._build_key, asked)),
-            lambda position: BatchedLoad(self._gathering, (*self._args, asked[position])),
+            lambda position: BatchedLoad(self._batches, (*self._args, asked[position])),
             BatchedLoad.watch,
             lambda position: self.one.tags(asked[position]),
             found,
@@ -101,7 +101,7 @@ class CoalescedMany(Generic[K, V]):
             WrongAnswer: the loader returned something else than a mapping of the ids that it was asked for.
         """
         asked = self._checked(ids)
-        values = await self._gathering.load_aside(self._args, asked)
+        values = await self._batches.load_aside(self._args, asked)
         return {one_id: values[one_id] for one_id in asked if values.get(one_id) is not None}
 
     async def invalidate(self, *ids: K) -> None:
@@ -152,7 +152,7 @@ class CoalescedMany(Generic[K, V]):
         if not self._args:
             return self
         bound, one, args = deepcopy((self.__wrapped__, self.one, self._args), memo)
-        return CoalescedMany(bound, one, self._gathering, args)
+        return CoalescedMany(bound, one, self._batches, args)
 
     def __repr__(self) -> str:
         return f"<coalesced {self.__module__}.{self.__qualname__}>"
@@ -163,10 +163,10 @@ class CoalescedManyMethod(Generic[S, K, V]):
 
     __wrapped__: Loader
 
-    def __init__(self, function: Loader, one: Coalesced[Any, Any], gathering: BatchLoader) -> None:
+    def __init__(self, function: Loader, one: Coalesced[Any, Any], batches: BatchLoader) -> None:
         imitate(self, function)
         self._one = one
-        self._gathering = gathering
+        self._batches = batches
 
     @overload
     def __get__(self, instance: None, owner: type) -> "CoalescedManyMethod[S, K, V]": ...
@@ -177,7 +177,7 @@ class CoalescedManyMethod(Generic[S, K, V]):
         if instance is None:
             return self
         bound: Any = MethodType(self.__wrapped__, instance)
-        return CoalescedMany(bound, self._one.bound_to(instance), self._gathering, (instance,))
+        return CoalescedMany(bound, self._one.bound_to(instance), self._batches, (instance,))
 
 
 class _OrNone:
@@ -295,13 +295,13 @@ def coalesce_many(  # options, each with a default that fits
 def _decorated(
     key: object, decorate_one: Callable[[Any], Coalesced[Any, Any]], max_batch: int, max_wait: float, function: Loader
 ) -> Any:
-    gathering = BatchLoader(function, max_batch, max_wait)
-    one = decorate_one(_one_of(function, key, gathering))
+    batches = BatchLoader(function, max_batch, max_wait)
+    one = decorate_one(_one_of(function, key, batches))
     operation, build_key = one._parts()
-    gathering.serve(one.guard, operation, build_key)
+    batches.serve(one.guard, operation, build_key)
     if receiver_of(function) is None:
-        return CoalescedMany(function, one, gathering, ())
-    return CoalescedManyMethod(function, one, gathering)
+        return CoalescedMany(function, one, batches, ())
+    return CoalescedManyMethod(function, one, batches)
 
 
 def _check(options: Options) -> None:
@@ -318,8 +318,8 @@ def _version_of(version: Callable[[Any], int], value: Any) -> int:
     return 0 if value is None else version(value)
 
 
-def _one_of(function: Loader, key: object, gathering: BatchLoader) -> Any:
-    """Return the function of one id that stands for the loader *function*: it loads by *gathering*."""
+def _one_of(function: Loader, key: object, batches: BatchLoader) -> Any:
+    """Return the function of one id that stands for the loader *function*: it loads by *batches*."""
     own = [
         each.name for each in parameters_of(function) if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)
     ]
@@ -333,10 +333,10 @@ def _one_of(function: Loader, key: object, gathering: BatchLoader) -> Any:
     names = [_id_in(key, receiver, qualified_name(function)) if isinstance(key, str) else own[-1]]
     if receiver is not None:
         names.insert(0, receiver)
-    return _of_one_id(function, names, gathering)
+    return _of_one_id(function, names, batches)
 
 
-def _of_one_id(function: Loader, names: Sequence[str], gathering: BatchLoader) -> Any:
+def _of_one_id(function: Loader, names: Sequence[str], batches: BatchLoader) -> Any:
     """Return that function, whose parameters have these *names*, with what goes with it."""
 
     def like_this() -> None: ...
@@ -362,8 +362,8 @@ def _of_one_id(function: Loader, names: Sequence[str], gathering: BatchLoader) -
         build_checked.unchecked = build
         return cast("Callable[..., str]", build_checked)
 
-    one = made("return await _sg_load({})", is_async=True, _sg_load=gathering.load)
-    alone = made("return await _sg_load({})", is_async=True, _sg_load=gathering.load_alone)
+    one = made("return await _sg_load({})", is_async=True, _sg_load=batches.load)
+    alone = made("return await _sg_load({})", is_async=True, _sg_load=batches.load_alone)
     one.__doc__ = function.__doc__
     one.stampede_guard_one_of_many = OneOfMany(function, alone, partial(_answers_of, function), checking)
     return one
