@@ -68,7 +68,7 @@ class Cluster:
         self._make_node = make_node
         self._seeds = {make_node(f"Redis seed {number}", seed): seed for number, seed in enumerate(seeds, 1)}
         self._clock = clock
-        self._translate = translate or (lambda address: address)
+        self._translate: Callable[[Address], Address] = translate or (lambda address: address)
         self._is_literal = is_literal and translate is None
         self._groups: dict[Address, Group] = {}  # by the addresses of their primaries
         self._slots: list[Address | None] = [None] * SLOTS
