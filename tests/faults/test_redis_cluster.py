@@ -17,6 +17,9 @@ from stored import find, put
 from demo_api.servers import HOST, ValkeyServer, free_port, valkey_server
 from demo_api.topologies import SLOTS, Valkeys, ask, leads, valkey_cluster
 from stampede_guard import ConfigurationError, Guard
+from stampede_guard._l2.lease import Lease
+from stampede_guard._l2.tier import Tier
+from stampede_guard._stats import Counters
 from stampede_guard._tokens import new_token
 from stampede_guard.stores import Refused
 from stampede_guard.stores._redis.node import Node, Redirected
@@ -434,6 +437,40 @@ async def test_node_that_is_down_is_its_own_ops_trouble(key: str) -> None:
             await store._submit(node, look, [dead])
         assert await find(store, key) is not None
         await store.aclose()
+
+
+@pytest.mark.parametrize("is_back", [False, True])
+async def test_node_of_a_tag_that_is_down_has_its_own_breaker(
+    is_back: bool,  # noqa: FBT001
+    namespace: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """If the node with a tag's mark does not answer, its own breaker opens, and not the breaker of the key's node."""
+    with valkey_server() as healthy, valkey_server() as other:
+        clock = ManualClock()
+        store = RedisStore(healthy.url, deadline=5, connect_timeout=5)
+        tier, counters = Tier(store, namespace, 100, clock), Counters()
+        dead = Node("Redis 2", Connection, {"host": HOST, "port": free_port()}, LIMITS)
+        alive = Node("Redis 2", Connection, {"host": HOST, "port": other.port}, LIMITS)
+        places, primary = {tier.tag_key("soups"): dead}, store._topology.primary
+        monkeypatch.setattr(store._topology, "primary", lambda key: places.get(key) or primary(key))
+
+        async def acquire(*tags: str) -> object:
+            return await Lease(tier, new_token(), tags, 2, 60, counters).acquire(lambda payload: (payload,))
+
+        tagged = [await acquire("soups") for _ in range(4)]
+        breakers = [tier.asking.breaker(store.node_of(key)) for key in (tier.key("menu"), tier.tag_key("soups"))]
+        states = [breaker.state for breaker in breakers]
+        counts = counters.l2_errors, counters.l2_skips
+        places[tier.tag_key("soups")] = alive if is_back else dead
+        clock.advance(1)
+        later = [await acquire("soups"), await acquire()]
+        await tier.aclose()
+        await alive.aclose()
+
+    assert (["unavailable"] * 4, ["closed", "open"], (3, 1)) == (tagged, states, counts)
+    assert (["own", "own"] if is_back else ["unavailable", "own"]) == later
+    assert ["closed", "closed" if is_back else "open"] == [breaker.state for breaker in breakers]
 
 
 def test_tracking_is_for_one_primary() -> None:

@@ -2,11 +2,11 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 from .._stats import Counters
-from ..stores import LOST_TOGETHER, Refused, StoreOverloaded
+from ..stores import FAILED_NODE, LOST_TOGETHER, Refused, StoreOverloaded
 from ..stores._breaker import Breaker
 from ..stores._timeouts import StallTolerantTimeout
 
@@ -69,6 +69,7 @@ class StoreAccess:
         operation: Callable[[], Awaitable[T]],
         counters: Counters,
         *,
+        others: Sequence[str] = (),
         is_forced: bool = False,
         is_urgent: bool = False,
     ) -> T:
@@ -79,6 +80,7 @@ class StoreAccess:
             node: Name of the server.
             operation: The call.
             counters: Where outcomes are counted.
+            others: Names of further servers that have to answer, as those with the marks of tags.
             is_forced: Whether to call even when the breaker is open, and to wait for a turn as long as it takes.
             is_urgent: Whether to call without a slot, ahead of the queue.
 
@@ -86,25 +88,31 @@ class StoreAccess:
             StoreUnavailable: there was no answer.
         """
         if is_urgent:
-            return await self._call_now(verb, node, operation, counters, is_forced=is_forced)
+            return await self._call_now(verb, (node, *others), operation, counters, is_forced=is_forced)
         if self._slots.locked() and not is_forced:
             await self._queue(counters)
         else:
             await self._slots.acquire()  # at once, or as long as it takes
         try:
-            return await self._call_now(verb, node, operation, counters, is_forced=is_forced)
+            return await self._call_now(verb, (node, *others), operation, counters, is_forced=is_forced)
         finally:
             self._slots.release()
 
     async def _call_now(
-        self, verb: str, node: str, operation: Callable[[], Awaitable[T]], counters: Counters, *, is_forced: bool
+        self,
+        verb: str,
+        nodes: Sequence[str],
+        operation: Callable[[], Awaitable[T]],
+        counters: Counters,
+        *,
+        is_forced: bool,
     ) -> T:
         # After the queue, not before: once a hanging store has opened the breaker, queued operations end at once.
-        breaker = self.breaker(node)
-        if not breaker.allows() and not is_forced:
+        breakers = [self.breaker(node) for node in nodes]
+        if not _all_allow(breakers) and not is_forced:
             counters.l2_skips += 1
             raise StoreUnavailable
-        return await self._call_and_record(verb, breaker, operation, counters)
+        return await self._call_and_record(verb, breakers, operation, counters)
 
     async def _queue(self, counters: Counters) -> None:
         """Wait for a slot: a burst queues here, because the database has fewer connections."""
@@ -116,17 +124,20 @@ class StoreAccess:
             raise StoreUnavailable from None
 
     async def _call_and_record(
-        self, verb: str, breaker: Breaker, operation: Callable[[], Awaitable[T]], counters: Counters
+        self, verb: str, breakers: Sequence[Breaker], operation: Callable[[], Awaitable[T]], counters: Counters
     ) -> T:
         try:
             answer = await operation()
-        except Exception as error:  # drivers raise more than they document
-            self.note_failure(verb, breaker, error, counters)
-            raise StoreUnavailable from error
-        except BaseException:
-            breaker.gave_up()
+        except BaseException as error:
+            if isinstance(error, Exception):  # drivers raise more than they document
+                self.note_failure(verb, breakers[0], error, counters)
+            for breaker in breakers:
+                breaker.gave_up()  # unless it has an outcome
+            if isinstance(error, Exception):
+                raise StoreUnavailable from error
             raise
-        self._note_success(verb, breaker)
+        for breaker in breakers:
+            self._note_success(verb, breaker)
         return answer
 
     def _note_success(self, verb: str, breaker: Breaker) -> None:
@@ -141,6 +152,10 @@ class StoreAccess:
             breaker.gave_up()
             return
         counters.l2_errors += 1
+        failed = getattr(error, FAILED_NODE, None)
+        if failed is not None:
+            breaker.succeeded()  # the node of the key has answered, and that of a tag has not
+            breaker = self.breaker(failed)
         if isinstance(error, Refused):
             breaker.succeeded()  # a refusal is an answer
             self.note_refusal(verb, str(error))
@@ -160,6 +175,16 @@ class StoreAccess:
         if verb in self._refusals and self._clock() - self._refusals[verb][1] >= _ACCEPTED_AFTER:
             del self._refusals[verb]
             logger.info("%s accepts to %s again", self._name, verb)
+
+
+def _all_allow(breakers: Sequence[Breaker]) -> bool:
+    """Return whether all *breakers* allow a request; if not, no breaker waits for the outcome of a probe."""
+    for position, breaker in enumerate(breakers):
+        if not breaker.allows():
+            for probed in breakers[:position]:
+                probed.gave_up()
+            return False
+    return True
 
 
 def reason(error: Exception) -> str:

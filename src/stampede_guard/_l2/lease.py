@@ -284,9 +284,10 @@ class Lease:
         result, self._result = self._result, None
         if result is not None and not self._is_lost:
             return result
-        node = self._tier.store.node_of(self._key)
+        node_of = self._tier.store.node_of
+        node, *others = dict.fromkeys(map(node_of, (self._key, *self._tags)))
         try:
-            return await self._tier.asking.call("read", node, self._acquire_surely, self._counters)
+            return await self._tier.asking.call("read", node, self._acquire_surely, self._counters, others=others)
         except asyncio.CancelledError:
             self.is_owned = bool(self._token)  # the answer might have granted the lease
             raise

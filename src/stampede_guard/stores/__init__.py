@@ -28,12 +28,17 @@ __all__ = (
 class Refused(Exception):  # noqa: N818  # the store's answer, not a fault in it
     """The store works and refuses: it is full, read-only, or permission is missing. The text is a code for the log.
 
-    Any other exception counts against the store's node, unless it has the note `LOST_TOGETHER`.
+    Any other exception counts against the node of the key, or the one in its `FAILED_NODE`, unless it has the note
+    `LOST_TOGETHER`.
     """
 
 
 LOST_TOGETHER = "part of a batch that failed; only the batch's first error counts for the breaker"
 """Note on all exceptions but the first where one failure ended several operations."""
+
+
+FAILED_NODE = "failed_node"
+"""Attribute of an exception: the name of the node that failed, if that is not the node of the operation's key."""
 
 
 class StoreOverloaded(Exception):  # noqa: N818  # says nothing about the node

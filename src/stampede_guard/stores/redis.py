@@ -7,8 +7,8 @@ more. A request that ran into its deadline is not, because the caller has waited
 import asyncio
 import re
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from typing import Any, NoReturn, cast
 
@@ -22,7 +22,7 @@ from .._codecs.fingerprint import NO_FINGERPRINT
 from .._operations.options import Duration, count, flag, seconds
 from .._tokens import new_token
 from ..errors import ConfigurationError
-from . import AcquireResult, Echo, KeysChanged, PendingAcquire, Refused, Subscription
+from . import FAILED_NODE, AcquireResult, Echo, KeysChanged, PendingAcquire, Refused, Subscription
 from ._envelope import LONGEST_HEADER, tokens_of
 from ._redis import scripts
 from ._redis.client import describe
@@ -253,8 +253,11 @@ class RedisStore:
             )
             each.tags, each.is_easy = tuple(tags[at] for at in its), False
             asked.append(self._pipeliner_of(tag_node).submit(each))
+        answers: list[tuple[Any, Sequence[Any]]] = []
         try:
-            answers = [await answer for answer in asked]
+            for tag_node, answer in zip(positions, asked, strict=True):
+                with _failure_of(tag_node, key_node=node):
+                    answers.append(await answer)
         finally:
             for answer in asked:
                 answer.cancel()
@@ -491,6 +494,17 @@ async def _run_id(connection: Any) -> str:
     except ResponseError:
         return ""
     return "" if found is None else found[1].decode()
+
+
+@contextmanager
+def _failure_of(node: Node, *, key_node: Node) -> Generator[None]:
+    """Let an error count against *node*, because *key_node* has answered."""
+    try:
+        yield
+    except Exception as error:
+        if node is not key_node:
+            setattr(error, FAILED_NODE, node.name)
+        raise
 
 
 def _keys(key: str) -> tuple[str, str, str]:
