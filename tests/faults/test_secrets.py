@@ -14,9 +14,10 @@ import pytest
 from pydantic import AnyUrl, RedisDsn, Secret, SecretBytes, SecretStr, TypeAdapter
 
 from demo_api.servers import HOST, ValkeyServer, free_port, valkey_server
-from stampede_guard import ConfigurationError, Guard, InvalidationPending, coalesce
+from stampede_guard import ConfigurationError, Guard, InvalidationPending, LoadCancelled, coalesce
 from stampede_guard.stores._redis.client import describe
 from stampede_guard.stores.redis import RedisStore
+from stampede_guard.testing import Gate
 
 PASSWORD = "canary-password"  # a canary
 CANARIES = (PASSWORD, "canary-value", "canary-op", "canary-user", "canary-space")
@@ -92,6 +93,30 @@ async def test_loaders_error_drags_no_store_error_along(caplog: pytest.LogCaptur
 
     assert failure.value.__cause__ is None
     assert failure.value.__context__ is None
+
+
+async def test_key_of_a_load_that_does_not_end_is_not_told(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The warning about a load that ignores its cancellation does not have its key."""
+    monkeypatch.setattr("stampede_guard._flights.scoreboard._GRACE", 0.001)
+    gate, has_begun = Gate(), Gate()
+
+    async def load_on() -> None:
+        try:
+            await has_begun.passage()
+        except asyncio.CancelledError:
+            await gate.passage()
+
+    async with Guard(drain_timeout=0) as guard:
+        call = asyncio.create_task(guard.fetch("canary-op", load_on))
+        await has_begun.arrivals(1)
+    with pytest.raises(LoadCancelled):
+        await call
+    gate.open()
+
+    assert ["1 load ignores its cancellation; left behind at shut-down"] == caplog.messages
+    assert "canary-op" not in "".join(repr(record.args) for record in caplog.records)
 
 
 class Dish(Enum):

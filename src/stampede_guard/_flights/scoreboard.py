@@ -203,10 +203,11 @@ class Scoreboard:
             flight.abort(LoadCancelled(f"{flight.op}: cancelled at shut-down"))
         if steps := self._next_steps():  # direct reads too: a reply may grant a lease, which other processes wait for
             await asyncio.wait(steps, timeout=_GRACE)
-        for flight in self._up:
-            if flight.is_reading:
-                continue  # it is over once the store replies, or its deadline passes
-            logger.warning("the load of %s ignores its cancellation; left behind at shut-down", flight.op)
+        # A direct read is over once the store replies, or its deadline passes.
+        left = sum(not flight.is_reading for flight in self._up)
+        if left:
+            loads = "1 load ignores its" if left == 1 else f"{left:,} loads ignore their"
+            logger.warning("%s cancellation; left behind at shut-down", loads)  # without keys, as all logs
         self.budgets.close(asyncio.get_running_loop())
 
     def _next_steps(self) -> list[asyncio.Future[None]]:
