@@ -1,22 +1,22 @@
-"""Invalidations that follow a transaction: collected within it, sent when it has committed.
+"""Invalidations that follow a transaction: collected in it, sent after its commit.
 
-Sent before the commit, an invalidation is too early: a load that begins between the two reads the old
-row, and nothing tells it that it is old. So they wait for the commit, and are dropped with a rollback.
-When the outcome is unknown they are sent: one too many costs a load, one too few leaves an old answer.
+An invalidation that is sent before the commit is too early: a load that begins between the two reads the old row, and
+is stored. So invalidations are sent after the commit, and dropped after a rollback. When the outcome is unknown, they
+are sent: an unneeded invalidation costs a load, a missing one leaves stale data.
 """
 
 import asyncio
-from collections.abc import Mapping
 from types import TracebackType
 from typing import Protocol, Self
 from weakref import WeakValueDictionary
 
 from ._operations.options import version_number
+from ._operations.registry import Registry
 from .errors import ConfigurationError, InvalidationPending, InvalidKey, invalidation_pending
 
 
 class Transaction(Protocol):
-    """An `asyncpg.transaction.Transaction`, as far as it is used here."""
+    """The part of `asyncpg.transaction.Transaction` that is used here."""
 
     async def __aenter__(self) -> object:
         """Begin."""
@@ -48,7 +48,7 @@ class SendInvalidation(Protocol):
         """Invalidate *op*.
 
         Raises:
-            InvalidationPending: it was not acknowledged, and will be repeated.
+            InvalidationPending: it is not confirmed, and will be repeated.
         """
         ...
 
@@ -57,35 +57,23 @@ class SendTag(Protocol):
     """`Guard.invalidate_tag`."""
 
     async def __call__(self, tag: str, /, *, wait: bool) -> None:
-        """Invalidate what has the *tag*.
+        """Invalidate every op that has *tag*.
 
         Raises:
-            InvalidationPending: it was not acknowledged, and will be repeated.
+            InvalidationPending: it is not confirmed, and will be repeated.
         """
         ...
 
 
-class Spelling(Protocol):
-    """What knows which ops and tags are meant."""
+# An error of the server means that nothing was committed, except these: connection failures (08), shut-downs (57P),
+# and "statement completion unknown", which a proxy may send in the name of the server.
+_OUTCOME_UNKNOWN = ("08", "57P", "40003")
 
-    def resolve_op(self, op: str, values: Mapping[str, object], /) -> str:
-        """Return the op that is meant."""
-        ...
-
-    def resolve_tag(self, tag: str, values: Mapping[str, object], /) -> str:
-        """Return the tag that is meant."""
-        ...
-
-
-# A server's error says that nothing was committed, but for these: connections (08), shut-downs (57P), and
-# "statement completion unknown", which proxies may send in a server's name.
-_UNKNOWN = ("08", "57P", "40003")
-
-_ATTRIBUTE = "_stampede_guard_sending"  # of event loops
+_TASKS_ATTRIBUTE = "_stampede_guard_sending"  # of an event loop
 
 
 class InvalidationBuffer:
-    """What one block has collected; each with its sender, since blocks of several guards may be nested."""
+    """The invalidations of one block, each with its sender: blocks of several guards may be nested."""
 
     def __init__(self) -> None:
         self.is_open = True
@@ -93,46 +81,53 @@ class InvalidationBuffer:
         self._tags: dict[tuple[SendTag, str], None] = {}
 
     def add_op(self, send: SendInvalidation, op: str, version: int | None) -> None:
-        """Note an op; of several versions the highest counts."""
+        """Add an op; of several versions of it, the highest counts."""
         known = self._ops.setdefault((send, op), version)
         if version is not None and (known is None or known < version):
             self._ops[send, op] = version
 
     def add_tag(self, send: SendTag, tag: str) -> None:
-        """Note a tag."""
+        """Add a tag."""
         self._tags[send, tag] = None
 
     def add_all_to(self, other: "InvalidationBuffer") -> None:
-        """Note everything in *other* too."""
+        """Add all of these to *other*."""
         for (send, op), version in self._ops.items():
             other.add_op(send, op, version)
         for send_tag, tag in self._tags:
             other.add_tag(send_tag, tag)
 
     def send(self) -> list[asyncio.Task[None]]:
-        """Start to send everything, in tasks of its own: a cancellation of the caller does not reach them."""
+        """Start to send all of these, in tasks of their own, which a cancellation of the caller does not reach."""
         ops = [(op, send(op, version=version, wait=True)) for (send, op), version in self._ops.items()]
         tags = [(tag, send(tag, wait=True)) for send, tag in self._tags]
         tasks = [asyncio.create_task(sending, name=what) for what, sending in (*ops, *tags)]
         for task in tasks:
-            _sending().add(task)
-            task.add_done_callback(_sent)
+            _tasks_of_loop().add(task)
+            task.add_done_callback(_task_done)
         return tasks
 
     def __repr__(self) -> str:
-        return f"<Collected {len(self._ops)} ops, {len(self._tags)} tags{'' if self.is_open else ', closed'}>"
+        return f"<InvalidationBuffer {len(self._ops)} ops, {len(self._tags)} tags{'' if self.is_open else ', closed'}>"
 
 
-# What the innermost open block of each connection collects. A pool's proxies cannot be referenced weakly, so this
-# is; its blocks hold the connection: while the entry is there, no other connection can have that id.
+# The buffer of the innermost open block of each connection, by the connection's id. References to a pool's proxies
+# cannot be weak, so those to buffers are. A block holds its connection, so no other one has its id meanwhile.
 _innermost: WeakValueDictionary[int, InvalidationBuffer] = WeakValueDictionary()
 
 
 class AfterCommit:
-    """A transaction, and the invalidations that are to be sent when it has committed.
+    """A transaction, and the invalidations to send after its commit.
 
-    `async with AfterCommit(connection, …) as after:` opens the transaction; within another such block on the
-    same connection it opens a savepoint, and hands what it collected to the outer block.
+    `async with AfterCommit(connection, …) as after:` opens the transaction. Within another such block on the same
+    connection it opens a savepoint, and passes its invalidations to the outer block.
+
+    Args:
+        connection: The connection.
+        send_invalidation: Invalidates an op.
+        send_tag: Invalidates a tag.
+        missing: Capabilities that the store lacks; using one is an error in the block, before the commit.
+        registry: Resolves templates; without one, ops and tags are taken as they are.
     """
 
     def __init__(
@@ -140,20 +135,20 @@ class AfterCommit:
         connection: Connection,
         send_invalidation: SendInvalidation,
         send_tag: SendTag,
-        lacks: frozenset[str] = frozenset(),
-        spelling: Spelling | None = None,
+        missing: frozenset[str] = frozenset(),
+        registry: Registry | None = None,
     ) -> None:
         self._connection = connection
         self._send_invalidation = send_invalidation
         self._send_tag = send_tag
-        self._lacks = lacks  # what the store cannot do: refused in the block, not when all is committed
-        self._spelling = spelling  # of what callers spell out
+        self._missing = missing
+        self._registry = registry
         self._transaction: Transaction | None = None
         self._outer: InvalidationBuffer | None = None
-        self._collected: InvalidationBuffer | None = None
+        self._buffer: InvalidationBuffer | None = None
 
     def invalidate(self, op: str, /, version: int | None = None, **values: object) -> None:
-        """Note that *op* is to be invalidated; of several versions of one op the highest counts.
+        """Invalidate *op* after the commit; of several versions of one op, the highest counts.
 
         With *values*, *op* is a template, as for `Guard.invalidate`.
 
@@ -162,16 +157,16 @@ class AfterCommit:
                 not a whole number from 0 to 2⁵³ - 1.
             InvalidKey: *op* is not a string, or empty; or a template, and *values* are not those of its placeholders.
         """
-        collected = self._checked("op", op)
-        if self._spelling is not None:
-            op = self._spelling.resolve_op(op, values)
+        buffer = self._open_buffer("op", op)
+        if self._registry is not None:
+            op = self._registry.resolve_op(op, values)
         if version is not None:
-            version_number(version)  # now: after the commit it would be too late
+            version_number(version)  # now: after the commit an error would be too late
             self._check_able("versions", op)
-        collected.add_op(self._send_invalidation, op, version)
+        buffer.add_op(self._send_invalidation, op, version)
 
     def invalidate_tag(self, tag: str, /, **values: object) -> None:
-        """Note that everything that has the *tag* is to be invalidated.
+        """Invalidate every op that has *tag* after the commit.
 
         With *values*, *tag* is a template, as for `Guard.invalidate_tag`.
 
@@ -179,20 +174,25 @@ class AfterCommit:
             ConfigurationError: the block is not entered, or has ended, or the store has no tags.
             InvalidKey: *tag* is not a string, or empty, or a template whose placeholders are not *values*.
         """
-        collected = self._checked("tag", tag)
-        if self._spelling is not None:
-            tag = self._spelling.resolve_tag(tag, values)
+        buffer = self._open_buffer("tag", tag)
+        if self._registry is not None:
+            tag = self._registry.resolve_tag(tag, values)
         self._check_able("tags", tag)
-        collected.add_tag(self._send_tag, tag)
+        buffer.add_tag(self._send_tag, tag)
 
     def _check_able(self, what: str, name: str) -> None:
-        if what in self._lacks:
+        if what in self._missing:
             message = f"{name}: {what} need a Redis store, which this guard does not have"
             raise ConfigurationError(message)
 
-    def _checked(self, kind: str, name: object) -> InvalidationBuffer:
-        """Return what collects *name*, which is one."""
-        if self._collected is None or not self._collected.is_open:
+    def _open_buffer(self, kind: str, name: object) -> InvalidationBuffer:
+        """Return the buffer for the op or tag *name*, having checked both.
+
+        Raises:
+            ConfigurationError: the block is not open.
+            InvalidKey: *name* is not a string, or empty.
+        """
+        if self._buffer is None or not self._buffer.is_open:
             message = (
                 f"{kind}={name!r}: this after_commit block is not open, so nothing would send the invalidation; "
                 f"call it within the block, or use guard.{'invalidate' if kind == 'op' else 'invalidate_tag'}"
@@ -201,7 +201,7 @@ class AfterCommit:
         if not isinstance(name, str) or not name:
             message = f"{kind}={name!r}: give a string that is not empty"
             raise InvalidKey(message)
-        return self._collected
+        return self._buffer
 
     async def __aenter__(self) -> Self:
         """Open the transaction, or a savepoint.
@@ -221,7 +221,7 @@ class AfterCommit:
             raise ConfigurationError(message)
         self._transaction = self._connection.transaction()
         await self._transaction.__aenter__()
-        self._collected = _innermost[id(self._connection)] = InvalidationBuffer()
+        self._buffer = _innermost[id(self._connection)] = InvalidationBuffer()
         return self
 
     async def __aexit__(
@@ -230,80 +230,81 @@ class AfterCommit:
         """Commit and send, or roll back and drop.
 
         Raises:
-            InvalidationPending: committed, but not all invalidations were acknowledged.
-            Exception: what the transaction's end raised.
+            InvalidationPending: committed, but not all invalidations are confirmed.
+            Exception: the error of the commit or the rollback.
         """
         assert self._transaction is not None
-        assert self._collected is not None
-        outer = self._close(self._collected)
+        assert self._buffer is not None
+        outer = self._close(self._buffer)
         try:
             await self._transaction.__aexit__(kind, error, traceback)
         except BaseException as failure:
-            # A savepoint whose end failed has its outer block's fate, and nobody knows that of one which is over.
-            if self._outer is not None or (error is None and not _says_rolled_back(failure)):
-                tasks = _pass_on(self._collected, outer)
+            # A savepoint whose end failed has the outcome of its outer block, which is unknown if that is over.
+            if self._outer is not None or (error is None and not _was_rolled_back(failure)):
+                tasks = _send_or_pass_on(self._buffer, outer)
                 if isinstance(failure, Exception):
-                    await _finish(tasks)
+                    await _wait_for(tasks)
             raise
         if error is None:
-            tasks = _pass_on(self._collected, outer)
-            await _finish(tasks)
+            tasks = _send_or_pass_on(self._buffer, outer)
+            await _wait_for(tasks)
             _raise_failures(tasks)
 
-    def _close(self, collected: InvalidationBuffer) -> InvalidationBuffer | None:
-        """Accept no more; return what the outer block collects, if that is still open."""
-        collected.is_open = False
+    def _close(self, buffer: InvalidationBuffer) -> InvalidationBuffer | None:
+        """Close *buffer*; return that of the outer block, if it is still open."""
+        buffer.is_open = False
         outer = self._outer if self._outer is not None and self._outer.is_open else None
         if outer is None:
-            _innermost.pop(id(self._connection), None)  # blocks left in the wrong order: the outer's end took it away
+            # Already gone if the blocks were left in the wrong order.
+            _innermost.pop(id(self._connection), None)
         else:
             _innermost[id(self._connection)] = outer
         return outer
 
     def __repr__(self) -> str:
-        return f"<AfterCommit {self._collected}>"
+        return f"<AfterCommit {self._buffer}>"
 
 
-def _pass_on(collected: InvalidationBuffer, outer: InvalidationBuffer | None) -> list[asyncio.Task[None]]:
-    """Leave it to the outer block, or start to send it if there is none."""
+def _send_or_pass_on(buffer: InvalidationBuffer, outer: InvalidationBuffer | None) -> list[asyncio.Task[None]]:
+    """Pass *buffer* to the outer block, or start to send it if there is none."""
     if outer is None:
-        return collected.send()
-    collected.add_all_to(outer)
+        return buffer.send()
+    buffer.add_all_to(outer)
     return []
 
 
-def _says_rolled_back(error: BaseException) -> bool:
-    """Return whether *error* is the server's word that the COMMIT failed; asyncpg's own have no severity."""
+def _was_rolled_back(error: BaseException) -> bool:
+    """Whether *error* came from the server, for a failed COMMIT; errors of asyncpg itself have no severity."""
     state = getattr(error, "sqlstate", None)
-    return getattr(error, "severity_en", None) == "ERROR" and not str(state).startswith(_UNKNOWN)
+    return getattr(error, "severity_en", None) == "ERROR" and not str(state).startswith(_OUTCOME_UNKNOWN)
 
 
-def _sending() -> set[asyncio.Task[None]]:
-    """Return what the running loop sends: referenced, or it could be collected before it is done.
+def _tasks_of_loop() -> set[asyncio.Task[None]]:
+    """Return the tasks that send for the running loop, so that they are not garbage-collected before they are done.
 
-    By the loop itself, as a task holds its loop: one that is closed meanwhile is let go of.
+    They are an attribute of the loop, because a task holds its loop: anything else would keep a closed loop alive.
     """
     loop = asyncio.get_running_loop()
-    tasks: set[asyncio.Task[None]] | None = getattr(loop, _ATTRIBUTE, None)
+    tasks: set[asyncio.Task[None]] | None = getattr(loop, _TASKS_ATTRIBUTE, None)
     if tasks is None:
         tasks = set()
-        setattr(loop, _ATTRIBUTE, tasks)
+        setattr(loop, _TASKS_ATTRIBUTE, tasks)
     return tasks
 
 
-def _sent(task: asyncio.Task[None]) -> None:
-    _sending().discard(task)
+def _task_done(task: asyncio.Task[None]) -> None:
+    _tasks_of_loop().discard(task)
     if not task.cancelled():
-        task.exception()  # looked at: the caller may have been cancelled, and nobody else asks
+        task.exception()  # retrieved, so that asyncio does not log it: the caller may have been cancelled
 
 
-async def _finish(tasks: list[asyncio.Task[None]]) -> None:
+async def _wait_for(tasks: list[asyncio.Task[None]]) -> None:
     if tasks:
         await asyncio.wait(tasks)
 
 
 def _raise_failures(tasks: list[asyncio.Task[None]]) -> None:
-    """Raise why invalidations were not acknowledged: one error, however many are pending."""
+    """Raise the error of the invalidations that are not confirmed: one for all of them."""
     pending: list[InvalidationPending] = []
     names: list[str] = []
     for task in tasks:

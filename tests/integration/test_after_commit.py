@@ -377,7 +377,7 @@ def test_what_says_that_nothing_was_committed(severity: str, state: str, is_answ
     """Only an error of the server after which its connection lives on, and which is not about connections."""
     error = asyncpg.PostgresError.new({"S": "FEHLER", "V": severity, "C": state, "M": "told in any language"})
 
-    assert is_answer is module._says_rolled_back(error)
+    assert is_answer is module._was_rolled_back(error)
 
 
 def test_errors_of_the_driver_say_nothing() -> None:
@@ -391,7 +391,7 @@ def test_errors_of_the_driver_say_nothing() -> None:
         asyncio.CancelledError(),
     ]
 
-    assert [False] * 6 == [module._says_rolled_back(error) for error in errors]
+    assert [False] * 6 == [module._was_rolled_back(error) for error in errors]
 
 
 # Cancellation
@@ -415,7 +415,7 @@ async def test_cancelled_right_after_the_commit(
     await asyncio.wait([writing])
     left = (writing.cancelled(), list(sent.all))
     gate.open()
-    await asyncio.wait(module._sending())
+    await asyncio.wait(module._tasks_of_loop())
 
     assert (True, []) == left
     assert ([("menu-1", None), ("menu-2", None)], 6) == (sent.all, await price(watcher))
@@ -439,7 +439,7 @@ async def test_cancelled_in_the_middle_of_the_commit(
     left = writing.cancelled()
     await gate.arrivals(1)
     gate.open()
-    await asyncio.wait(module._sending())
+    await asyncio.wait(module._tasks_of_loop())
 
     assert (True, [("menu-1", None)]) == (left, sent.all)
 
@@ -461,11 +461,11 @@ async def test_failure_that_nobody_waits_for_is_no_complaint(connection: asyncpg
     await asyncio.wait([writing])
     del writing  # its frames hold the tasks that send
     gate.open()
-    await asyncio.wait(module._sending())
+    await asyncio.wait(module._tasks_of_loop())
     await asyncio.sleep(0)
     gc.collect()
 
-    assert ([], set()) == (complaints, module._sending())
+    assert ([], set()) == (complaints, module._tasks_of_loop())
 
 
 # What is pending
@@ -535,7 +535,7 @@ async def test_cancelled_sending_is_pending(connection: asyncpg.Connection, sent
 
     writing = asyncio.create_task(write())
     await gate.arrivals(1)
-    for task in module._sending():
+    for task in module._tasks_of_loop():
         task.cancel()
 
     with pytest.raises(InvalidationPending):
@@ -756,7 +756,10 @@ async def test_use_outside_the_block(connection: asyncpg.Connection, sent: Sent)
         await after.__aenter__()
 
     assert [("menu-1", None)] == sent.all
-    assert ("<AfterCommit <Collected 1 ops, 0 tags>>", "<AfterCommit <Collected 1 ops, 0 tags, closed>>") == (
+    assert (
+        "<AfterCommit <InvalidationBuffer 1 ops, 0 tags>>",
+        "<AfterCommit <InvalidationBuffer 1 ops, 0 tags, closed>>",
+    ) == (
         within,
         repr(after),
     )
