@@ -178,7 +178,7 @@ FACTS = [
     ),
     ("reference/options.md", f"share one, {pipeline._MAX_REQUESTS} at most"),
     ("reference/redis-keys.md", f"`{_envelope._MAGIC.decode()}`"),
-    ("reference/redis-keys.md", f"the marks, {_envelope._MARK} bytes each"),
+    ("reference/redis-keys.md", f"the marks, {_envelope._MARK_SIZE} bytes each"),
     ("reference/redis-keys.md", "{:g} to {:g} s".format(*operation._LEASES)),
     ("reference/redis-keys.md", f"| {redis_store._VERSION_TTL / 60:g} min |"),
     ("reference/redis-keys.md", f"{tier._MARKS_TTL / 86_400:g} day, or twice"),

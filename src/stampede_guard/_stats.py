@@ -1,4 +1,4 @@
-"""Counters: what each operation cost, and what it saved."""
+"""Counters of each operation, and snapshots of them."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -7,7 +7,7 @@ from ._speed.forms import HitCounter
 
 
 class Counters(HitCounter):
-    """One operation's live counters; plain attributes, so that a hit pays one addition."""
+    """The live counters of one operation: plain attributes, so that a hit costs one addition."""
 
     __slots__ = (
         "abandoned",
@@ -46,17 +46,16 @@ class Counters(HitCounter):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Stats:
-    """A snapshot of the counters, of one operation or of all of a guard's.
+    """A snapshot of the counters of one operation, or of all operations of a guard.
 
-    `calls` is always `l1_hits + joins + executions`. Counters are cheap rather than exact
-    where several threads count at once.
+    `calls` is always `l1_hits + joins + executions`. Where several threads count at once, a count may be lost.
 
     Attributes:
         l1_hits: Calls answered by this process's memory.
-        joins: Calls that waited for a flight already up: the duplicates saved.
+        joins: Calls that waited for a flight that was already running: the duplicates saved.
         executions: Flights launched.
         l2_hits: Flights answered by the store.
-        l2_misses: Flights that asked the store in vain.
+        l2_misses: Flights that found no value in the store.
         l2_waits: Flights that waited for another process's load.
         l2_skips: Store operations not tried, because the breaker was open, the queue too long, or too many
             invalidations were unconfirmed.
@@ -65,10 +64,10 @@ class Stats:
         l2_unstorable: Loads whose value cannot be stored, or would come back as something else.
         loads: Runs of the loader.
         failures: Flights that ended in an error, a timeout or a cancellation; with `coalesce_many`, one for each id.
-        abandoned: Flights that everybody who waited had left before they landed.
+        abandoned: Flights whose waiters had all left before they landed.
         overtaken: Loads whose value was not stored: an invalidation or a refresh came meanwhile, the lease was lost,
             or the version is too old.
-        in_flight: Flights up now.
+        in_flight: Flights that are running now.
         operations: The same for each operation, by its key; empty in the snapshot of one.
     """
 
@@ -91,7 +90,7 @@ class Stats:
 
     @property
     def calls(self) -> int:
-        """Every call, however it was answered."""
+        """All calls, however they were answered."""
         return self.l1_hits + self.joins + self.executions
 
     @property
@@ -101,7 +100,7 @@ class Stats:
 
     def as_dict(self) -> dict[str, object]:
         """Return plain builtins, for JSON."""
-        numbers = {name: getattr(self, name) for name in _NAMES}
+        numbers = {name: getattr(self, name) for name in _COUNTERS}
         operations = {name: stats.as_dict() for name, stats in self.operations.items()}
         return {"calls": self.calls, **numbers, "operations": operations}
 
@@ -115,24 +114,24 @@ class Stats:
         return f"<Stats {', '.join([sentence, *troubles])}, {self.in_flight:,} in flight>"
 
 
-_NAMES = ("l1_hits", *Counters.__slots__)
+_COUNTERS = ("l1_hits", *Counters.__slots__)
 
 
 def snapshot(counters: Counters) -> Stats:
-    """Return one operation's counters as they are now."""
-    return Stats(**{name: getattr(counters, name) for name in _NAMES})
+    """Return a snapshot of *counters*."""
+    return Stats(**{name: getattr(counters, name) for name in _COUNTERS})
 
 
 def total(operations: Iterable[tuple[str, Counters]]) -> Stats:
-    """Return the sums over *operations*, with the share of each; one name's shares are added up."""
-    named: dict[str, Stats] = {}
+    """Return the sum over *operations*, with a snapshot for each name, which several may have."""
+    by_name: dict[str, Stats] = {}
     for name, counters in operations:
         now = snapshot(counters)
-        named[name] = _sum((named[name], now)) if name in named else now
-    return _sum(named.values(), named)
+        by_name[name] = _sum((by_name[name], now)) if name in by_name else now
+    return _sum(by_name.values(), by_name)
 
 
 def _sum(parts: Iterable[Stats], operations: Mapping[str, Stats] | None = None) -> Stats:
     parts = list(parts)
-    sums = {name: sum(getattr(part, name) for part in parts) for name in _NAMES}
+    sums = {name: sum(getattr(part, name) for part in parts) for name in _COUNTERS}
     return Stats(**sums, operations=operations or {})

@@ -18,15 +18,15 @@ StampedeGuardError
     └── WrongAnswer (also a TypeError)       a loader of many ids returned something else than values for these ids
 ```
 
-A loader's own error is none of these: it reaches every waiter as what it is.
-Redis failing, slow or absent never surfaces as an exception, but for `InvalidationPending`.
+A loader's own error is none of these: it reaches every waiter with its own type.
+A failing, slow or absent Redis raises no exception, except `InvalidationPending`.
 """
 
 from collections.abc import Sequence
 from typing import Any
 
-_NAMED = 3  # of many pending invalidations, in a message
-_LONGEST = 200  # characters of each
+_MAX_NAMES = 3  # of many pending invalidations, in a message
+_MAX_NAME_LENGTH = 200  # characters of each
 
 __all__ = (
     "CannotEncode",
@@ -48,7 +48,7 @@ __all__ = (
 
 
 class StampedeGuardError(Exception):
-    """The root of everything that this package raises by itself."""
+    """The base class of all exceptions of this package."""
 
 
 class ConfigurationError(StampedeGuardError, ValueError):
@@ -60,11 +60,11 @@ class NotCoalescable(StampedeGuardError, TypeError):
 
 
 class InvalidKey(StampedeGuardError, TypeError):
-    """A key is wrong at decoration, or an argument has no place in one."""
+    """A key is wrong at decoration, or an argument cannot be part of a key."""
 
 
 class CannotEncode(StampedeGuardError, TypeError):
-    """Callers are to get copies of what the loader returned, and there is no way to copy it."""
+    """With `isolate=True`, the loader returned a value that cannot be copied."""
 
 
 class GuardClosed(StampedeGuardError):
@@ -78,12 +78,12 @@ class WrongLoop(StampedeGuardError):
 class InvalidationPending(StampedeGuardError):
     """An invalidation holds in this process, and the store has not confirmed it; it is repeated until it does.
 
-    `refresh` raises it too, when what it has loaded could not be stored, and the store has not confirmed that it has
-    dropped the older value.
+    `refresh` raises it too, when its value could not be stored, and the store has not confirmed that the older value is
+    dropped.
 
     Attributes:
-        value: What the refresh has loaded; `None` for an invalidation.
-        pending: Ops and tags whose invalidation is not confirmed: all of them, however many the message names.
+        value: The value that the refresh has loaded; `None` for an invalidation.
+        pending: All ops and tags whose invalidation is not confirmed; the message names some of them.
     """
 
     def __init__(self, message: str = "", *, pending: Sequence[str] = (), value: Any = None) -> None:
@@ -98,15 +98,17 @@ def invalidation_pending(
     """Return the error for *pending* of *total* ops and tags; its message names a few of them.
 
     Args:
-        pending: Those that are not confirmed.
+        pending: The ops and tags that are not confirmed.
         total: How many were invalidated together.
-        before: What there is to say before that.
-        value: What a refresh has loaded.
+        before: The beginning of the message.
+        value: The value that a refresh has loaded.
     """
-    named = ", ".join(each if len(each) <= _LONGEST else f"{each[:_LONGEST]}…" for each in pending[:_NAMED])
+    named = ", ".join(
+        each if len(each) <= _MAX_NAME_LENGTH else f"{each[:_MAX_NAME_LENGTH]}…" for each in pending[:_MAX_NAMES]
+    )
     what = named
     if total > 1:
-        among = "" if len(pending) <= _NAMED else "among them "
+        among = "" if len(pending) <= _MAX_NAMES else "among them "
         what = f"{len(pending):,} of {total:,} invalidations, {among}{named}"
     rest = "not confirmed by the store; holds in this process, and is repeated until it is"
     return InvalidationPending(f"{before}{what}: {rest}", pending=pending, value=value)
@@ -121,7 +123,7 @@ class LoadError(StampedeGuardError):
 
 
 class LoadTimeout(LoadError, TimeoutError):
-    """The loader exceeded `load_timeout`; everybody who waited gets this."""
+    """The loader exceeded `load_timeout`; every waiter gets this."""
 
 
 class LoadCancelled(LoadError):

@@ -1,4 +1,4 @@
-"""What users need to test their own decorated functions: a clock, a gate, a store that fails on demand."""
+"""Tools for tests of decorated functions: a clock, a gate, a store that fails."""
 
 import asyncio
 from collections.abc import Callable
@@ -9,7 +9,7 @@ __all__ = ("FaultStore", "Gate", "ManualClock")
 
 
 class ManualClock:
-    """Monotonic seconds that pass only when told to: `Guard(clock=clock)`."""
+    """A monotonic clock that only `advance` moves: `Guard(clock=clock)`."""
 
     def __init__(self, now: float = 1_000.0) -> None:
         self._now = now
@@ -24,9 +24,13 @@ class ManualClock:
 
 
 class Gate:
-    """Holds loaders until it is opened, and tells how many have arrived.
+    """Holds loaders until it is opened, and counts those that have arrived.
 
-    A loader does `await gate.passage()`; the test does `await gate.arrivals(1)`, looks around, and `gate.open()`s.
+    A loader does `await gate.passage()`. The test does `await gate.arrivals(1)`, checks what it wants to, and calls
+    `gate.open()`.
+
+    Attributes:
+        arrived: How many loaders have arrived.
     """
 
     def __init__(self) -> None:
@@ -42,24 +46,27 @@ class Gate:
         await self._opened.wait()
 
     async def arrivals(self, number: int) -> None:
-        """Wait until *number* have arrived since the beginning."""
+        """Wait until *number* loaders have arrived, counted from the beginning."""
         async with self._changed:
             await self._changed.wait_for(lambda: self.arrived >= number)
 
     def open(self) -> None:
-        """Let everybody pass, now and later."""
+        """Let all loaders pass, now and later."""
         self._opened.set()
 
 
 class FaultStore:
     """A store in memory that can be made to fail or to hang: `Guard(lambda: store)`.
 
-    For the tests of a service's behaviour without its Redis; it says nothing about the real one.
+    It is for tests of a service without its Redis; it does not behave like Redis in other respects.
+
+    Args:
+        clock: Monotonic seconds.
 
     Attributes:
-        error: Raised by every operation while it is set.
-        gate: Waited for by every operation while it is set.
-        contents: What is stored; lives are counted on *clock*.
+        error: If set, every operation raises it.
+        gate: If set, every operation waits for it.
+        contents: The envelopes, and the instants of *clock* at which they expire, by key.
     """
 
     name = "FaultStore"
@@ -72,7 +79,7 @@ class FaultStore:
         self._clock = clock
 
     async def open(self) -> None:
-        """Get ready."""
+        """Connect, which fails while `error` is set."""
         await self._pass()
 
     async def read(self, key: str) -> Stored | None:
@@ -88,12 +95,12 @@ class FaultStore:
         self.contents[key] = envelope, self._clock() + ttl
 
     async def delete(self, key: str) -> None:
-        """Drop *key*."""
+        """Delete *key*."""
         await self._pass()
         self.contents.pop(key, None)
 
     async def aclose(self) -> None:
-        """Do nothing: what is stored stays, for the next test of the story."""
+        """Do nothing: `contents` stays, for a guard that is entered again."""
 
     async def _pass(self) -> None:
         if self.gate is not None:

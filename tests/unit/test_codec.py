@@ -368,7 +368,8 @@ def test_envelope_tells_who_stored_it() -> None:
 
     assert FILL.encode() == token_of(envelope, NO_FINGERPRINT)
     assert (FILL.encode(),) == tokens_of(envelope)
-    assert (b"", ()) == (token_of(b"x", NO_FINGERPRINT), tokens_of(b"x"))
+    for other in (b"x", b"SGv3"):
+        assert (b"", ()) == (token_of(other, NO_FINGERPRINT), tokens_of(other))
     assert b"" == token_of(envelope, b"another.")
 
 
@@ -408,7 +409,7 @@ OURS, THEIRS = b"our own.", b"others'."
 
 
 @pytest.mark.parametrize(
-    ("envelope", "life", "unwanted", "expected"),
+    ("envelope", "ttl", "reject", "expected"),
     [
         (seal("menu-7", b"soup", FILL, fingerprint=OURS), 1000, b"", True),
         (seal("menu-7", b"soup", FILL, fingerprint=OURS), -1, b"", True),
@@ -417,14 +418,16 @@ OURS, THEIRS = b"our own.", b"others'."
         (seal("menu-7", b"soup", FILL, fingerprint=THEIRS), 1000, b"", False),
         (b"garbage", 1000, b"", True),
         (b"garbage", 1000, b"=", False),
+        (b"SGv3", 1000, b"", True),
+        (b"SGv3" + bytes(16), 1000, b"=", False),
         (b"", -2, b"", False),
         (seal("menu-7", b"soup", FILL, fingerprint=OURS)[:29] + b"\0\0\0\0\0\0\3\xe8" + bytes(43), 1000, b"", False),
         (seal("menu-7", b"soup", FILL, fingerprint=OURS)[:29] + b"\0\0\0\0\0\0\3\xe8" + bytes(43), 1001, b"", True),
     ],
 )
-def test_what_is_worth_opening(envelope: bytes, life: int, unwanted: bytes, expected: bool) -> None:  # noqa: FBT001
+def test_what_is_worth_opening(envelope: bytes, ttl: int, reject: bytes, expected: bool) -> None:  # noqa: FBT001
     """Of the values in an envelope, one's own is, as long as it lives and has not been seen; garbage is once."""
-    assert expected == may_have_usable(envelope, life, OURS, unwanted)
+    assert expected == may_have_usable(envelope, ttl, OURS, reject)
 
 
 def test_digest_of_any_text() -> None:

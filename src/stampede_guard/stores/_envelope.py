@@ -1,4 +1,4 @@
-"""The bytes that a store keeps: values of several releases, and whose they are."""
+"""Envelopes: the stored bytes of one key, with values of several releases."""
 
 import struct
 from collections.abc import Sequence
@@ -7,18 +7,18 @@ from typing import NamedTuple
 
 from .._codecs.fingerprint import NO_FINGERPRINT
 
-# An envelope holds the values of several releases side by side. Its head: magic, digest of the key, number of values.
-# For each value, the one that was stored last first: fingerprint, milliseconds by which it ends before the envelope,
-# token of the flight that stored it, version, number of marks, length of the body. Then the bodies: marks and payload.
-# The scripts read all of these where they are.
+# An envelope has the values of several releases. Its head: magic, digest of the key, number of values. Then an entry
+# for each value, the one that was stored last first: fingerprint, milliseconds by which the value expires before the
+# envelope, token of the flight that stored it, version, number of marks, length of the body. Then the bodies: marks and
+# payload. The scripts read the head and the entries at these offsets.
 _HEAD = struct.Struct(">4s16sB")
 _ENTRY = struct.Struct(">8sQ22sQBI")
 _FIRST = struct.Struct(_HEAD.format + _ENTRY.format[1:])
 _MAGIC = b"SGv3"
 _TOKEN = slice(16, 38)  # of an entry
-_MARK = 11  # bytes of a tag's mark
+_MARK_SIZE = 11  # bytes of a tag's mark
 LONGEST_HEADER = _HEAD.size + 4 * _ENTRY.size
-COUNT_AT = _HEAD.size - 1  # where `single_value_head` stands
+COUNT_AT = _HEAD.size - 1  # offset of the number of values
 
 
 def key_digest(key: str) -> bytes:
@@ -31,9 +31,9 @@ class Unsealed(NamedTuple):
 
     Attributes:
         payload: The encoded value.
-        marks: Marks that the op's tags had before it was loaded.
-        token: That of the flight that stored it.
-        lag: Seconds by which it ends before the envelope does.
+        marks: The marks of the op's tags from before the load.
+        token: The token of the flight that stored it.
+        lag: Seconds by which it expires before the envelope.
     """
 
     payload: bytes
@@ -42,7 +42,7 @@ class Unsealed(NamedTuple):
     lag: float
 
 
-def seal(  # noqa: PLR0917  # what there is in one
+def seal(  # noqa: PLR0917  # the parts of one
     key: str,
     payload: bytes,
     token: str,
@@ -50,47 +50,54 @@ def seal(  # noqa: PLR0917  # what there is in one
     marks: Sequence[bytes] = (),
     fingerprint: bytes = NO_FINGERPRINT,
 ) -> bytes:
-    """Return *payload* in an envelope that says whose it is, so that no other op can ever open it."""
+    """Return *payload* in an envelope that only the op of *key* can open."""
     head = _HEAD.pack(_MAGIC, key_digest(key), 1)
-    length = _MARK * len(marks) + len(payload)
+    length = _MARK_SIZE * len(marks) + len(payload)
     entry = _ENTRY.pack(fingerprint, 0, token.encode(), version or 0, len(marks), length)
     return b"".join((head, entry, *marks, payload))
 
 
 def single_value_head(fingerprint: bytes) -> bytes:
-    """Return what an envelope has from its 21st byte on if it holds one value, with *fingerprint*."""
+    """Return the bytes at `COUNT_AT` of an envelope with one value, which has *fingerprint*."""
     return b"\1" + fingerprint + bytes(8)
 
 
 def entry_of(envelope: bytes, fingerprint: bytes) -> int:
-    """Return where the entry with *fingerprint* begins; 0 if there is none, -1 if this is no envelope."""
-    if envelope[:4] != _MAGIC or len(envelope) < _HEAD.size + _ENTRY.size * envelope[COUNT_AT]:
+    """Return the offset of the entry with *fingerprint*; 0 if there is none, -1 if this is no envelope."""
+    if envelope[:4] != _MAGIC or len(envelope) < _HEAD.size or len(envelope) < _entries(envelope).stop:
         return -1
-    for at in range(_HEAD.size, _HEAD.size + _ENTRY.size * envelope[COUNT_AT], _ENTRY.size):
+    for at in _entries(envelope):
         if envelope.startswith(fingerprint, at):
             return at
     return 0
 
 
-def may_have_usable(envelope: bytes, life: int, fingerprint: bytes, unwanted: bytes) -> bool:
-    """Whether there may be a value that will do, as ACQUIRE sees it; what is no envelope is worth one look.
+def _entries(envelope: bytes) -> range:
+    """Return the offsets of the entries."""
+    return range(_HEAD.size, _HEAD.size + _ENTRY.size * envelope[COUNT_AT], _ENTRY.size)
+
+
+def may_have_usable(envelope: bytes, ttl: int, fingerprint: bytes, reject: bytes) -> bool:
+    """Whether there may be a value that the flight can use, as ACQUIRE decides it.
+
+    Bytes that are no envelope count as one that may be usable, once: the flight rejects them then.
 
     Args:
-        envelope: What is stored, or its beginning.
-        life: Milliseconds that it has left; below zero if it has no end.
-        fingerprint: Of the values that will do.
-        unwanted: Nothing, or `=` and the token of the one that will not.
+        envelope: The stored bytes, or their beginning.
+        ttl: Milliseconds until they expire; below zero if they do not.
+        fingerprint: The fingerprint of the values that the flight can use.
+        reject: `b""`, or `=` and the token of a value that the flight cannot use.
     """
     at = entry_of(envelope, fingerprint)
     if at <= 0:
-        return at < 0 and envelope != b"" and not unwanted
+        return at < 0 and envelope != b"" and not reject
     _, lag, token, *_ = _ENTRY.unpack_from(envelope, at)
-    is_alive: bool = life < 0 or lag < life
-    return is_alive and b"=" + token != unwanted
+    is_alive: bool = ttl < 0 or lag < ttl
+    return is_alive and b"=" + token != reject
 
 
 def unseal(key: str, envelope: bytes, fingerprint: bytes = NO_FINGERPRINT) -> Unsealed | None:
-    """Return the value with *fingerprint*, or `None` if this is not, whole, what was stored for *key*."""
+    """Return the value with *fingerprint*; `None` without one, or if this is no complete envelope of *key*."""
     if len(envelope) < _FIRST.size:
         return None
     magic, digest, values, first, *entry = _FIRST.unpack_from(envelope)
@@ -102,35 +109,35 @@ def unseal(key: str, envelope: bytes, fingerprint: bytes = NO_FINGERPRINT) -> Un
         _, *entry = _ENTRY.unpack_from(envelope, at)
         begins, end = _bodies(envelope, at)
     lag, token, _, marks, length = entry
-    start, ends = begins + marks * _MARK, begins + length
+    start, ends = begins + marks * _MARK_SIZE, begins + length
     if magic != _MAGIC or digest != key_digest(key) or end != len(envelope) or start > ends:
         return None
     return Unsealed(
         envelope[start:ends],
-        tuple([envelope[mark : mark + _MARK] for mark in range(begins, start, _MARK)]),
+        tuple([envelope[mark : mark + _MARK_SIZE] for mark in range(begins, start, _MARK_SIZE)]),
         token,
         lag / 1000,
     )
 
 
 def _bodies(envelope: bytes, at: int) -> tuple[int, int]:
-    """Return where the body of the entry begins that stands *at*, and where the last one ends."""
-    begins = end = _HEAD.size + _ENTRY.size * envelope[COUNT_AT]
-    for other in range(_HEAD.size, begins, _ENTRY.size):
+    """Return the offset of the body of the entry *at* this offset, and the end of the last body."""
+    entries = _entries(envelope)
+    begins = end = entries.stop
+    for other in entries:
         begins = end if other == at else begins
         end += _ENTRY.unpack_from(envelope, other)[-1]
     return begins, end
 
 
 def token_of(envelope: bytes, fingerprint: bytes) -> bytes:
-    """Return the token of the flight that stored the value with *fingerprint*; nothing if there is none."""
+    """Return the token of the flight that stored the value with *fingerprint*; `b""` without such a value."""
     at = entry_of(envelope, fingerprint)
     return envelope[at:][_TOKEN] if at > 0 else b""
 
 
 def tokens_of(header: bytes) -> tuple[bytes, ...]:
-    """Return the tokens of the flights whose values stand in an envelope with this *header*."""
+    """Return the tokens of the flights that stored the values of an envelope with this *header*."""
     if header[:4] != _MAGIC or len(header) < _HEAD.size:
         return ()
-    entries = range(_HEAD.size, _HEAD.size + _ENTRY.size * header[COUNT_AT], _ENTRY.size)
-    return tuple([header[at:][_TOKEN] for at in entries])
+    return tuple([header[at:][_TOKEN] for at in _entries(header)])

@@ -1,4 +1,4 @@
-"""L2 in any aiocache backend: memory, Memcached, Redis, or one's own."""
+"""L2 in an aiocache backend: memory, Memcached, Redis, or another one."""
 
 import asyncio
 import math
@@ -16,24 +16,24 @@ except ImportError as error:  # pragma: no cover  # the test environment has aio
     message = "an aiocache store needs aiocache: pip install 'stampede-guard[aiocache]'"
     raise ImportError(message) from error
 
-_INSISTENCE = 10  # how often an operation is told to stop
-_PATIENCE = 0.01  # seconds between two times
+_CANCEL_TRIES = 10  # times that an operation is cancelled
+_CANCEL_PAUSE = 0.01  # seconds between two of them
 
 
 class AiocacheStore:
     """An aiocache backend as L2, for one event loop.
 
-    The cache must pass bytes through, so its serializer has to be a `NullSerializer`. aiocache cannot say how long
-    a value has left, so a value read from it gets a full `ttl` in L1: it may be `ttl + l2_ttl` old.
-    Lives in the store are rounded up to whole seconds, which is all that Memcached understands.
+    The cache has to pass bytes through, so its serializer must be a `NullSerializer`. aiocache does not tell when a
+    value expires, so a value read from it gets a full `ttl` in L1: it may be `ttl + l2_ttl` old. In the store, TTLs are
+    rounded up to whole seconds, because Memcached has no shorter unit.
 
     Args:
         cache: The backend, as in `AiocacheStore(RedisCache(serializer=NullSerializer(encoding=None)))`.
         deadline: Seconds that one operation may take.
-        max_connections: Operations that may be under way at once; not more than the backend has connections for.
+        max_connections: Operations that may run at once; at most the number of connections that the backend has.
 
     Raises:
-        ConfigurationError: *cache* is not an aiocache backend, or has a serializer that would change bytes.
+        ConfigurationError: *cache* is not an aiocache backend, or its serializer changes bytes.
     """
 
     name = "aiocache"
@@ -55,18 +55,19 @@ class AiocacheStore:
         self._running: set[asyncio.Task[Any]] = set()
 
     async def open(self) -> None:
-        """Ask for a key, which opens a connection where there are any."""
+        """Ask for a key, which makes a backend with connections open one."""
         await self._run(self._cache.exists("sg1:hello"))
 
     async def read(self, key: str) -> Stored | None:
-        """Read the value; how long it has left is not known."""
+        """Read the value, without its TTL."""
         envelope = await self._run(self._cache.get(key))
         if envelope is None:
             return None
-        return Stored(envelope if isinstance(envelope, bytes) else b"", None)  # else somebody else's, and not this op's
+        # Another type is a value that another program stored; an empty envelope is a miss.
+        return Stored(envelope if isinstance(envelope, bytes) else b"", None)
 
     async def write(self, key: str, envelope: bytes, ttl: float) -> None:
-        """Write the value for *ttl* seconds, rounded up to whole ones, which every backend understands."""
+        """Write the value for *ttl* seconds, rounded up to whole seconds."""
         await self._run(self._cache.set(key, envelope, ttl=math.ceil(ttl)))
 
     async def delete(self, key: str) -> None:
@@ -75,35 +76,35 @@ class AiocacheStore:
 
     async def aclose(self) -> None:
         """Close the backend's connections."""
-        for left_behind in self._running:
-            left_behind.cancel()
+        for task in self._running:
+            task.cancel()
         await self._run(self._cache.close())
 
     async def _run(self, operation: Coroutine[Any, Any, Any]) -> Any:
-        """Return what the backend answers within the deadline.
+        """Return the answer of the backend, or raise `TimeoutError` at the deadline.
 
-        In a task of its own, since a cancellation can be lost: with aiocache's settings, redis-py under Python 3.11
-        takes some for its own and goes on, for its own five seconds. So the task is told again.
+        The operation runs in a task of its own, which is cancelled several times if necessary: with aiocache's settings
+        and Python 3.11, redis-py may take a cancellation for its own timeout, and go on for five seconds.
         """
         task = asyncio.create_task(operation)
         self._running.add(task)
-        task.add_done_callback(self._note_end)
+        task.add_done_callback(self._task_done)
         try:
             await asyncio.wait((task,), timeout=self._deadline)
         finally:
-            for _ in range(_INSISTENCE):
+            for _ in range(_CANCEL_TRIES):
                 if task.done():
                     break
                 task.cancel()
-                await asyncio.wait((task,), timeout=_PATIENCE)
+                await asyncio.wait((task,), timeout=_CANCEL_PAUSE)
         if not task.done() or task.cancelled():
             raise TimeoutError
         return task.result()
 
-    def _note_end(self, task: asyncio.Task[Any]) -> None:
+    def _task_done(self, task: asyncio.Task[Any]) -> None:
         self._running.discard(task)
         if not task.cancelled():
-            task.exception()  # looked at, in case nobody waits for it any more
+            task.exception()  # retrieved, so that asyncio does not log it
 
     def __repr__(self) -> str:
         return f"<AiocacheStore {type(self._cache).__name__}>"
