@@ -46,6 +46,14 @@ def tests(session: nox.Session) -> None:
 
 
 @nox.session
+def plain(session: nox.Session) -> None:
+    """Run the unit tests with everything that exists only for speed switched off."""
+    session.install("-e", ".[dev]")
+    in_parallel = ("--numprocesses=3", "--dist=loadscope")
+    session.run("pytest", "-p", "plain", *in_parallel, "tests/unit", *session.posargs, env={"PYTHONPATH": "tests"})
+
+
+@nox.session
 def lint(session: nox.Session) -> None:
     """Check style, format, layers and workflows; `nox -s lint -- fix` applies the automatic fixes."""
     session.install("--no-deps", "-e", ".")
