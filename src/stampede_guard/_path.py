@@ -271,11 +271,6 @@ class FlightLoad:
         found = self._lease.result(self._operation.decode)
         return None if found is None or flight.landed else (self._put_found(flight, found),)
 
-    def close(self) -> None:
-        """Release the lease, if it is still held: the flight has landed."""
-        assert self._lease is not None
-        self._lease.release_soon()
-
     async def run(self, flight: Flight[Any]) -> Any:
         """Return what *flight* lands with, unless `result` has: the value that L2 has, or a new one."""
         operation, policy, lease = self._operation, self._operation.policy, self._lease
@@ -427,6 +422,11 @@ class FlightLoad:
             state.memory.put(flight.op, kept, life, flight.tags, self._generation)
         if self._lease is not None and state.tracking is not None:
             state.tracking.remember(flight.op, self._lease.stored_by)
+
+    def close(self) -> None:
+        """Release the lease, if it is still held: the flight has landed."""
+        assert self._lease is not None
+        self._lease.release_soon()
 
 
 async def _check_replaced(refreshes: Mapping[str, Flight[Any]], value: object) -> None:
