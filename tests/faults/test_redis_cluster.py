@@ -21,7 +21,7 @@ from stampede_guard._l2.lease import Lease
 from stampede_guard._l2.tier import Tier
 from stampede_guard._stats import Counters
 from stampede_guard._tokens import new_token
-from stampede_guard.stores import Refused
+from stampede_guard.stores import FAILED_NODE, Refused
 from stampede_guard.stores._redis.node import Node, Redirected
 from stampede_guard.stores._redis.requests import AcquireRequest
 from stampede_guard.stores._redis.topology import cluster
@@ -437,6 +437,21 @@ async def test_node_that_is_down_is_its_own_ops_trouble(key: str) -> None:
             await store._submit(node, look, [dead])
         assert await find(store, key) is not None
         await store.aclose()
+
+
+@pytest.mark.parametrize("is_of_replica", [False, True])
+async def test_error_names_the_node_of_a_tag(is_of_replica: bool, key: str) -> None:  # noqa: FBT001
+    """A read at a primary blames the node of a mark for its failure; replicas have one breaker for all."""
+    with valkey_server() as healthy:
+        store = RedisStore(healthy.url, deadline=5, connect_timeout=5)
+        dead = Node("Redis 2", Connection, {"host": HOST, "port": free_port()}, LIMITS)
+        rights = None if is_of_replica else (new_token(), 1000, b"", "")
+        read = AcquireRequest(key, rights, 100, (f"{key}:t",), 0 if is_of_replica else 1000)
+        with pytest.raises(redis.exceptions.ConnectionError) as failure:
+            await store._submit(store._topology.primary(key), read, [dead])
+        await store.aclose()
+
+    assert (None if is_of_replica else "Redis 2") == getattr(failure.value, FAILED_NODE, None)
 
 
 @pytest.mark.parametrize("is_back", [False, True])

@@ -254,9 +254,10 @@ class RedisStore:
             each.tags, each.is_easy = tuple(tags[at] for at in its), False
             asked.append(self._pipeliner_of(tag_node).submit(each))
         answers: list[tuple[Any, Sequence[Any]]] = []
+        # The key's node comes first, so it has answered when another fails. Replicas have one breaker for all.
         try:
             for tag_node, answer in zip(positions, asked, strict=True):
-                with _failure_of(tag_node, key_node=node):
+                with _failure_of(None if tag_node is node or request.lease_args is None else tag_node):
                     answers.append(await answer)
         finally:
             for answer in asked:
@@ -497,12 +498,12 @@ async def _run_id(connection: Any) -> str:
 
 
 @contextmanager
-def _failure_of(node: Node, *, key_node: Node) -> Generator[None]:
-    """Let an error count against *node*, because *key_node* has answered."""
+def _failure_of(node: Node | None) -> Generator[None]:
+    """Let an error count against *node* if one is given, instead of the node of the key."""
     try:
         yield
     except Exception as error:
-        if node is not key_node:
+        if node is not None:
             setattr(error, FAILED_NODE, node.name)
         raise
 
