@@ -86,10 +86,10 @@ class Story:
         self.elsewhere = asyncio.new_event_loop()
         self.here = asyncio.get_running_loop()
 
-        class Named(form.FunctionProxy):  # type: ignore[name-defined,misc]
+        class Named(form.FunctionProxy):
             """A callee with a dict, as the package has them."""
 
-        class Counted(form.HitCounter):  # type: ignore[name-defined,misc]
+        class Counted(form.HitCounter):
             """A tally with a dict."""
 
         self.callee_class = Named

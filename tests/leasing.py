@@ -1,7 +1,7 @@
 """A leasing store in memory, for what the guard does with one; what Redis does is for tests with a real one."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from contextvars import Context
 from typing import cast
@@ -323,7 +323,7 @@ class LeasingDouble:
         return tokens_of(self.server.values.get(key.removesuffix(":v"), (b"", 0.0))[0])
 
     @asynccontextmanager
-    async def listen(self) -> AsyncIterator[Subscription]:
+    async def listen(self) -> AsyncGenerator[Subscription]:
         self.asked.append("listen")
         if self.deaf is not None:
             raise self.deaf

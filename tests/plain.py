@@ -26,9 +26,9 @@ def _start_nothing(*_: Any) -> bool:
     return False
 
 
-pure.ArgumentCache.note = _note_nothing  # type: ignore[method-assign]
+pure.ArgumentCache.note = _note_nothing
 flight._eager_task = None
-_path.FlightLoad.start = _start_nothing  # type: ignore[assignment,method-assign]
+_path.FlightLoad.start = _start_nothing
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:

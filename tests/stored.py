@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from redis.asyncio import Redis
+
 from stampede_guard._codecs.codec import codec_for
 from stampede_guard._codecs.fingerprint import describe_codec, fingerprint_of, with_tags
 from stampede_guard._tokens import new_token
@@ -20,6 +22,13 @@ async def put(store: LeasingStore, key: str, envelope: bytes, life: float = 60) 
     token = new_token()
     await store.acquire(key, (), token, 10, b"*", 60)
     assert await store.fill(key, token, envelope, life, None, b"w", always_publish=False)
+
+
+async def bytes_at(admin: Redis, key: str) -> bytes:
+    """Return the bytes under *key*, where there have to be some."""
+    value = await admin.get(key)
+    assert isinstance(value, bytes)
+    return value
 
 
 async def find(store: LeasingStore, key: str) -> Stored | None:

@@ -28,7 +28,7 @@ import math
 import re
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -37,7 +37,7 @@ from random import Random
 from statistics import quantiles
 from tempfile import TemporaryDirectory
 from time import monotonic
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 from uuid import uuid4
 
@@ -58,6 +58,8 @@ from truth import Truth
 
 from demo_api.servers import HOST, ValkeyServer, embedded_servers, valkey_server
 from demo_api.topologies import SERVICE, Valkeys, follows, leads, valkey_sentinels
+
+T = TypeVar("T")
 
 FAULTS = ("pubsub", "replies", "delays", "failover")
 WIRE_FAULTS = {"replies", "delays"}
@@ -136,8 +138,7 @@ class Plan:
         behind = self._behind
         if self.faults or behind:
             store_bound = FAILOVER if "failover" in self.faults else 0.0
-            bounds = {"store_bound": store_bound, "home_bound": behind, "load_bound": behind}
-            return Rules(bound=self.limit, **bounds)
+            return Rules(bound=self.limit, store_bound=store_bound, home_bound=behind, load_bound=behind)
         expiries = math.ceil((self.seconds + self.settling) / (self.l2_ttl * (1 - JITTER)))
         return Rules(bound=self.limit, spare_loads=expiries)
 
@@ -244,7 +245,7 @@ class Run:
         while "pubsub" in self._plan.faults and not self._is_over:
             await asyncio.sleep(0.5 + self._random.random())
             with suppress(RedisError, OSError):  # while there is no primary
-                self._faults["pubsub"] += await admin.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
+                self._faults["pubsub"] += int(await admin.execute_command("CLIENT", "KILL", "TYPE", "pubsub") or 0)
 
     async def _kill_primaries(self) -> None:
         """Kill whoever is the primary, let it come back as a replica, and begin again."""
@@ -260,10 +261,10 @@ class Run:
             for other in others:
                 other.thaw()
             self._faults["failover"] += 1
-            await until(partial(asyncio.to_thread, any_leads, others), "another primary")
+            await until(partial(in_thread, any_leads, others), "another primary")
             await asyncio.sleep(2 + 2 * self._random.random())
             await asyncio.to_thread(killed.revive)
-            await until(partial(asyncio.to_thread, follows, killed), "the old primary to be a replica")
+            await until(partial(in_thread, follows, killed), "the old primary to be a replica")
 
     async def _sample(self, admin: Redis) -> None:
         """Look at everything in the store, again and again, past all that is under test."""
@@ -276,7 +277,9 @@ class Run:
                 start = monotonic()
                 with suppress(RedisError, OSError):
                     async with admin.pipeline(transaction=True) as both:
-                        role, envelopes = await both.execute_command("ROLE").mget(names).execute()
+                        both.execute_command("ROLE")
+                        both.mget(names)
+                        role, envelopes = await both.execute()
                     end = monotonic()
                     for key, envelope in zip(alone, envelopes, strict=True) if role[0] == b"master" else ():
                         log.add(sample(key, envelope, start, end))
@@ -294,7 +297,7 @@ class Run:
         return sentinels.master_for(SERVICE, retry=Retry(NoBackoff(), 0))
 
     @asynccontextmanager
-    async def _wire(self) -> AsyncIterator[LossyWire]:
+    async def _wire(self) -> AsyncGenerator[LossyWire]:
         port = (
             6379 if self._places.valkeys is not None else urlsplit(self._places.redis).port
         )  # not used, unless there are faults
@@ -324,6 +327,11 @@ class Run:
 def any_leads(servers: Sequence[ValkeyServer]) -> bool:
     """Return whether one of *servers* says that it is a primary."""
     return any(map(leads, servers))
+
+
+async def in_thread(check: Callable[[T], bool], subject: T) -> bool:
+    """Return what *check*, which blocks, says of *subject*."""
+    return await asyncio.to_thread(check, subject)
 
 
 def sample(key: int, envelope: bytes | None, start: float, end: float) -> Record:

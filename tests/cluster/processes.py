@@ -6,7 +6,7 @@ import signal
 import sys
 from asyncio.subprocess import PIPE, Process
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -96,7 +96,7 @@ class Child:
 
 
 @asynccontextmanager
-async def children(script: str, settings: list[dict[str, Any]]) -> AsyncIterator[list[Child]]:
+async def children(script: str, settings: list[dict[str, Any]]) -> AsyncGenerator[list[Child]]:
     """Run a process for each of *settings*, all at once; yield them when they are ready, and leave none behind."""
     running: list[Child] = []
     try:

@@ -37,7 +37,7 @@ class Refresher:
 
         @coalesce("menu", guard=guard, **settings["options"])
         async def load_menu() -> str:
-            number, gate, fails = int(await truth.get(settings["truth_key"])), self._gate, self._fails
+            number, gate, fails = int(await truth.get(settings["truth_key"]) or 0), self._gate, self._fails
             if gate in self._held:
                 say("held", number=number)
             await asyncio.sleep(settings.get("load_time", 0))

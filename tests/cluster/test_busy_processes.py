@@ -4,7 +4,7 @@ import asyncio
 import sys
 from asyncio.subprocess import Process
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -24,7 +24,7 @@ LOAD = {"options": {"ttl": 30, "l2_ttl": 60, "max_loads": 200}, "load_time": 0.0
 
 
 @asynccontextmanager
-async def busy_machine() -> AsyncIterator[None]:
+async def busy_machine() -> AsyncGenerator[None]:
     """Let other processes compute while the block runs."""
     hogs: list[Process] = []
     try:

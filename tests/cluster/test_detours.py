@@ -99,14 +99,14 @@ async def test_address_that_leads_to_another_server(servers: tuple[ValkeyServer,
         for reader in readers:
             await reader.tell("read", seconds=30)
         await asyncio.sleep(2)
-        loads.append(int(await facts.get("loads")))
+        loads.append(int(await facts.get("loads") or 0))
         switch(old, new, detour)
         async with asyncio.timeout(10):
             refusals = sum([await written(writer, writes, key) for key in range(KEYS)])
         await asyncio.sleep(10)
-        loads.append(int(await facts.get("loads")))
+        loads.append(int(await facts.get("loads") or 0))
         answers = [await reader.hears("read") for reader in readers]
-        loads.append(int(await facts.get("loads")))
+        loads.append(int(await facts.get("loads") or 0))
         async with children("reader.py", [settings(detour.url, truth)]) as (newcomer,):
             late = await newcomer.ask("read", seconds=1)
 

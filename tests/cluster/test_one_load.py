@@ -46,12 +46,17 @@ class Kept:
 
     async def value(self) -> str:
         """Return the loader's answer out of the stored value; empty if there is none."""
-        found = re.search(rb"[A-J] \d+ load \d+$", await self._admin.get(f"{self._base}:v") or b"")
+        found = re.search(rb"[A-J] \d+ load \d+$", await self._get("v"))
         return found[0].decode() if found else ""
+
+    async def _get(self, suffix: str) -> bytes:
+        found = await self._admin.get(f"{self._base}:{suffix}") or b""
+        assert isinstance(found, bytes)
+        return found
 
     async def lease(self) -> str:
         """Return the token of the lease; empty if there is none."""
-        return (await self._admin.get(f"{self._base}:l") or b"").decode()
+        return (await self._get("l")).decode()
 
     async def lease_left(self) -> float:
         """Return the seconds that the lease has left."""
@@ -237,7 +242,8 @@ async def test_waiters_find_the_answer_without_the_bus(cluster: Cluster, kept: K
         await lead(leader)
         await follow(*others)
         await until(kept.is_waited_for, "a process that waits for the other's load")
-        assert await admin.execute_command("CLIENT", "KILL", "TYPE", "pubsub") > 0
+        killed = await admin.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
+        assert killed
         await leader.tell("open")
         answers = {answer for landing in await landed(leader, *others) for answer in landing["answers"]}
 

@@ -1,7 +1,7 @@
 """Several processes refresh, read and invalidate one op while things go wrong: does any of them read an old value?"""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, ExitStack
 from typing import Any
 
@@ -85,7 +85,7 @@ async def go_on(child: Child) -> dict[str, Any]:
     return await child.hears("refresh")
 
 
-async def old_after(instants: dict[Child, float]) -> dict[Child, float]:
+async def old_after(instants: Mapping[Child, Any]) -> dict[Child, float]:
     """Return for how long after its instant each process still read the old number; they stop reading."""
     await asyncio.sleep(WATCH)
     latest: dict[Child, float] = {}

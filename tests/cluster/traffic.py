@@ -49,7 +49,7 @@ class Traffic:
             guard=guard,
             ttl=settings["ttl"],
             l2_ttl=settings["l2_ttl"],
-            **({"version": lambda value: read_value(value)[1]} if settings["lag"] else {}),
+            version=(lambda value: read_value(value)[1]) if settings["lag"] else None,
         )
         async def load_row(key: int) -> str:
             return await self._load(key)

@@ -46,7 +46,7 @@ class Truth:
 
     async def read_all(self) -> dict[int, int]:
         """Return the committed version of every key, all of one instant."""
-        return dict(await self._pool.fetch(self._select_all))
+        return {row["key"]: row["version"] for row in await self._pool.fetch(self._select_all)}
 
     async def write(self, key: int) -> int:
         """Commit the next version of *key*, and return it."""

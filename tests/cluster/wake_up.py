@@ -66,7 +66,7 @@ async def play(workers: Sequence[Child], admin: Redis, namespace: str, key: int,
     lease = f"sg1:{{{namespace}:menu-{key}}}:l"
 
     async def is_waited_for() -> bool:
-        return (await admin.get(lease) or b"").endswith(b"w")
+        return f"{await admin.get(lease)}".endswith("w'")
 
     await until(is_waited_for, "a process that waits for the other's load")
     await asyncio.sleep(0.2)  # by now the last of them waits, too
@@ -94,7 +94,7 @@ async def measure(url: str, rounds: int, processes: int, callers: int) -> Figure
             figures.leaders += waits[0]
             figures.first += [min(each) for each in waits[1:]]
             figures.all += [wait for each in waits[1:] for wait in each]
-        figures.loads = int(await admin.get(f"loads:{namespace}"))
+        figures.loads = int(await admin.get(f"loads:{namespace}") or 0)
     return figures
 
 

@@ -143,7 +143,7 @@ def test_every_worker_is_counted(tmp_path: Path) -> None:
             self.end_headers()
             self.wfile.write(json.dumps(stats).encode())
 
-        def log_request(self, *_: object) -> None:
+        def log_request(self, *_: object, **__: object) -> None:
             """Say nothing."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Answer) as server:

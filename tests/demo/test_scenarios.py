@@ -51,7 +51,7 @@ def server_that_notes_paths(*, has_menus: bool = True) -> Generator[tuple[str, l
             self.send_header("Content-Length", "0")
             self.end_headers()
 
-        def log_request(self, *_: object) -> None:
+        def log_request(self, *_: object, **__: object) -> None:
             """Say nothing."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Answer) as server:

@@ -1,7 +1,7 @@
 """Waiting for what real servers do."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from math import inf
 from time import monotonic
@@ -33,7 +33,7 @@ class Lateness:
         self.seconds = 0.0
 
     @asynccontextmanager
-    async def noted(self) -> AsyncIterator[None]:
+    async def noted(self) -> AsyncGenerator[None]:
         """Note it while the block runs."""
         noting = asyncio.create_task(self._note())
         yield
@@ -64,7 +64,7 @@ async def until_after(is_so_there: Callable[[], object], is_so: Callable[[], obj
 
 
 @asynccontextmanager
-async def opened(url: str, limits: ConnectionLimits = LIMITS) -> AsyncIterator[Topology]:
+async def opened(url: str, limits: ConnectionLimits = LIMITS) -> AsyncGenerator[Topology]:
     """Yield the topology of *url*, open; afterwards it has left no task behind."""
     tasks = asyncio.all_tasks()
     topology = make_topology(parse_url(url), limits, monotonic)
@@ -110,7 +110,7 @@ class Scripted(Node):
 
     def __init__(self, name: str, *replies: object) -> None:
         self.name = name
-        self.replies = [*replies]
+        self.replies: Sequence[object] = replies
         self.asked = 0
         self.is_closed = False
         self.error_at_closing: Exception | None = None
@@ -121,7 +121,7 @@ class Scripted(Node):
         for reply in self.replies:
             if isinstance(reply, BaseException) and not isinstance(reply, Refused):
                 raise reply
-        return self.replies[: len(commands)]
+        return [*self.replies[: len(commands)]]
 
     async def aclose(self) -> None:
         """Note it."""

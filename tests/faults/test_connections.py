@@ -11,7 +11,7 @@ import pytest
 import redis.exceptions
 from redis.asyncio import Redis
 from redis.asyncio.connection import ConnectionPool
-from stored import find, fingerprint_for, pool_of, put
+from stored import bytes_at, find, fingerprint_for, pool_of, put
 from wire import Wire, babbling, passes, runs
 
 from demo_api.servers import ValkeyServer
@@ -391,8 +391,7 @@ async def test_reply_injected_into_an_operation_answers_no_other_op(
         return request
 
     await ask(guard, "menu-B")
-    mark = await admin.get(f"sg1:{{{namespace}:}}:t")
-    assert mark is not None
+    mark = await bytes_at(admin, f"sg1:{{{namespace}:}}:t")
     of_a = bulk(seal(f"{namespace}:menu-A", b"salad", new_token(), None, [mark], fingerprint_for(str)))
     injected = injected.replace(b"%b", of_a).replace(b"%m", bulk(mark))
     wire.on_request = inject

@@ -1,7 +1,7 @@
 """Cluster: slots that move, primaries that die, and nodes that tell an old map."""
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from functools import partial
 from time import monotonic
@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import redis.exceptions
+from inside import untyped
 from polling import LIMITS, Scripted, opened, read, reads, until, until_after
 from redis.asyncio.connection import Connection
 from redis.crc import key_slot
@@ -22,7 +23,7 @@ from stampede_guard._l2.tier import Tier
 from stampede_guard._stats import Counters
 from stampede_guard._tokens import new_token
 from stampede_guard.stores import FAILED_NODE, Refused
-from stampede_guard.stores._redis.node import Node, Redirected
+from stampede_guard.stores._redis.node import Command, Node, Redirected
 from stampede_guard.stores._redis.requests import AcquireRequest
 from stampede_guard.stores._redis.topology import cluster
 from stampede_guard.stores._redis.topology.base import Topology
@@ -106,7 +107,7 @@ async def give(servers: Valkeys, slot: int, owner: ValkeyServer) -> None:
     await until(have_all_heard, "the nodes to agree")
 
 
-async def write(topology: Topology, node: Node, key: str, *, after: tuple[object, ...] = ()) -> object:
+async def write(topology: Topology, node: Node, key: str, *, after: tuple[Command, ...] = ()) -> object:
     """Set *key* at *node*; return the last reply."""
     *_, reply = await node.exchange(*after, (bytes, "SET", key, "soup"))
     return reply
@@ -142,8 +143,9 @@ async def test_moved_slot_is_followed(shared: Valkeys, key: str) -> None:
     """MOVED leads to the new owner within the same operation, and all later ones go there at once."""
     source, target = shared.primaries[0], shared.primaries[1]
     async with opened(shared.url) as topology:
+        assert isinstance(topology, Cluster)
         node, generation = topology.primary(key), topology.generation
-        topology._map._driver.cancel()  # type: ignore[attr-defined]  # or a look at the map could be faster
+        untyped(topology._map._driver).cancel()  # or a look at the map could be faster
         assign(shared, slot_of(key), target)
         try:
             refusal = await write(topology, node, key)
@@ -272,7 +274,7 @@ async def test_guard_and_a_slot_on_its_way(shared: Valkeys, namespace: str) -> N
 
 
 @contextmanager
-def on_its_way(slot: int, source: ValkeyServer, target: ValkeyServer) -> Iterator[None]:
+def on_its_way(slot: int, source: ValkeyServer, target: ValkeyServer) -> Generator[None]:
     """Let *slot* be on its way from *source* to *target* while the block runs; afterwards it is empty, and stays."""
     ask(target, "CLUSTER", "SETSLOT", slot, "IMPORTING", node_id(source))
     ask(source, "CLUSTER", "SETSLOT", slot, "MIGRATING", node_id(target))
@@ -584,7 +586,7 @@ def clock() -> ManualClock:
 @pytest.fixture
 def scripted(made: Made, clock: ManualClock) -> Cluster:
     """Return a topology of scripted nodes; nothing is asked unless the test does it."""
-    return Cluster(made, [("seed", 1)], clock)  # type: ignore[arg-type]
+    return Cluster(made, [("seed", 1)], clock)
 
 
 async def hear(topology: Cluster, *replies: object) -> None:
@@ -703,7 +705,7 @@ async def test_other_refusals_stand(scripted: Cluster, code: str) -> None:
 
 async def test_addresses_are_translated(made: Made) -> None:
     """A cluster behind a tunnel is reached by the client's own translation."""
-    topology = Cluster(made, [], ManualClock(), translate=lambda address: ("tunnel", address[1] + 5))  # type: ignore[arg-type]
+    topology = Cluster(made, [], ManualClock(), translate=lambda address: ("tunnel", address[1] + 5))
     await hear(topology, told(1), shards("a b"))
     await topology.follow("menu", topology.primary("menu"), Redirected("AskError", "c", 3, is_moved=False))
 

@@ -3,6 +3,7 @@
 import asyncio
 import re
 from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import acl
 import pytest
@@ -37,9 +38,10 @@ async def ask(guard: Guard, op: str = "menu-7") -> str:
     return await guard.fetch(op, load, l2_ttl=60, returns=str)
 
 
-def patient(url: str, **options: object) -> Guard:
+def patient(url: str, **options: Any) -> Guard:
     """Return a guard that waits long enough on a busy machine."""
-    return Guard(url, **{"deadline": 5, "connect_timeout": 5, "clock": ManualClock(), **options})  # type: ignore[arg-type]
+    patience: dict[str, Any] = {"deadline": 5, "connect_timeout": 5, "clock": ManualClock()}
+    return Guard(url, **patience | options)
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from time import monotonic
 
 import pytest
+from inside import tier_of
 from polling import LIMITS, Lateness, Scripted, opened, read, reads, until
 from redis import Redis
 
@@ -19,6 +20,7 @@ from stampede_guard.stores._redis.topology.health import Group
 from stampede_guard.stores._redis.topology.polling import Poller
 from stampede_guard.stores._redis.topology.replicated import Replicated
 from stampede_guard.stores._redis.urls import parse_url
+from stampede_guard.stores.redis import RedisStore
 from stampede_guard.testing import ManualClock
 
 Said = Callable[[], list[str]]
@@ -429,9 +431,9 @@ async def load() -> bytes:
 
 async def replicas_of(guard: Guard) -> None:
     """Wait until reads may go to a replica."""
-    tier = guard._states.running().tier
-    assert tier is not None
-    topology: Topology = tier.store._topology  # type: ignore[attr-defined]
+    tier = tier_of(guard)
+    assert isinstance(tier.store, RedisStore)
+    topology = tier.store._topology
     await until(lambda: topology.replica("menu"), "a good replica")
     tier.recent._all_until = 0.0  # that the bus was joined just now is another test's matter
 

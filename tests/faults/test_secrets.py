@@ -202,6 +202,7 @@ async def test_value_that_cannot_be_stored_is_not_quoted(
 
 
 URL = f"redis://canary-user:{PASSWORD}@{HOST}:6379/1"
+WRONG: Any = URL
 
 
 @pytest.mark.parametrize("make", [RedisDsn, AnyUrl, SecretStr, Secret[RedisDsn]], ids=lambda make: make.__name__)
@@ -226,12 +227,12 @@ async def test_url_of_pydantic(make: Any) -> None:
         pytest.param(lambda: Guard(TypeAdapter(AnyUrl).validate_python(URL.replace("redis", "http"))), id="no Redis"),
         pytest.param(lambda: RedisStore(URL.encode()), id="bytes for a store"),
         pytest.param(lambda: Guard("redis://localhost", namespace=URL), id="namespace"),
-        pytest.param(lambda: Guard("redis://localhost", deadline=URL), id="duration"),  # type: ignore[arg-type]
-        pytest.param(lambda: Guard(maxsize=URL), id="count"),  # type: ignore[arg-type]
-        pytest.param(lambda: Guard(rollout=URL), id="fraction"),  # type: ignore[arg-type]
-        pytest.param(lambda: Guard("redis://localhost", tracking=URL), id="flag"),  # type: ignore[arg-type]
-        pytest.param(lambda: coalesce(on_abandon=URL), id="choice"),  # type: ignore[call-overload]
-        pytest.param(lambda: coalesce(guard=URL), id="guard"),  # type: ignore[call-overload]
+        pytest.param(lambda: Guard("redis://localhost", deadline=WRONG), id="duration"),
+        pytest.param(lambda: Guard(maxsize=WRONG), id="count"),
+        pytest.param(lambda: Guard(rollout=WRONG), id="fraction"),
+        pytest.param(lambda: Guard("redis://localhost", tracking=WRONG), id="flag"),
+        pytest.param(lambda: coalesce(on_abandon=WRONG), id="choice"),
+        pytest.param(lambda: coalesce(guard=WRONG), id="guard"),
     ],
 )
 def test_misplaced_url_is_not_shown(wrong: Callable[[], object]) -> None:

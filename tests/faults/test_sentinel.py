@@ -215,8 +215,8 @@ async def test_sentinels_that_come_up_late() -> None:
     assert isinstance(topology, Sentinel)
     (sentinel,) = topology._sentinels
     made = Made()
-    topology._make_node = made  # type: ignore[assignment]
-    sentinel.exchange = Scripted("sentinel", *word(1, "one")).exchange  # type: ignore[method-assign]
+    topology._make_node = made
+    sentinel.exchange = Scripted("sentinel", *word(1, "one")).exchange
     await until(lambda: primary_or_none(topology) is not None, "the primary")
     await topology.aclose()
 
@@ -275,7 +275,7 @@ def made() -> Made:
 @pytest.fixture
 def scripted(made: Made, clock: ManualClock) -> Sentinel:
     """Return a topology of scripted servers; nothing is asked unless the test does it."""
-    return Sentinel(made, [Scripted("sentinel 1"), Scripted("sentinel 2")], SERVICE, clock)  # type: ignore[arg-type]
+    return Sentinel(made, [Scripted("sentinel 1"), Scripted("sentinel 2")], SERVICE, clock)
 
 
 async def hear(topology: Sentinel, replies: list[object]) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import socket
 import struct
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 
 from stampede_guard.stores._redis.scripts import Script
@@ -149,7 +149,7 @@ async def pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter, hook: H
 
 
 @asynccontextmanager
-async def babbling(nonsense: bytes) -> AsyncIterator[str]:
+async def babbling(nonsense: bytes) -> AsyncGenerator[str]:
     """Run a server that answers whatever it hears with *nonsense*; yield its URL."""
 
     async def babble(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -3,19 +3,18 @@
 import asyncio
 import re
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from time import monotonic
 from typing import Any, Self
 from uuid import uuid4
 
 import pytest
+from inside import backplane_of, tier_of
 from redis.asyncio import Redis
 
 from stampede_guard import Guard, _path
-from stampede_guard._bus.backplane import Backplane
 from stampede_guard._l2.lease import Lease
-from stampede_guard._l2.tier import Tier
 from stampede_guard.stores._redis import scripts
 
 HOST = "127.0.0.1"
@@ -46,23 +45,9 @@ async def until_gone(admin: Redis, *keys: str) -> None:
     await until_there(are_gone, "keys to be gone")
 
 
-def backplane_of(guard: Guard) -> Backplane:
-    """Return the ear of *guard* on the running loop."""
-    backplane = guard._states.running().backplane
-    assert backplane is not None
-    return backplane
-
-
 def instance_of(guard: Guard) -> str:
     """Return the name under which *guard* speaks on the running loop."""
     return backplane_of(guard)._instance
-
-
-def tier_of(guard: Guard) -> Tier:
-    """Return the L2 of *guard* on the running loop."""
-    tier = guard._states.running().tier
-    assert tier is not None
-    return tier
 
 
 def new_leases(monkeypatch: pytest.MonkeyPatch) -> list[Lease]:
@@ -120,7 +105,7 @@ class Onlooker:
 
     async def __aexit__(self, *_: object) -> None:
         """Leave."""
-        await self._pubsub.aclose()  # type: ignore[no-untyped-call]
+        await self._pubsub.aclose()
 
     async def said(self) -> list[bytes]:
         """Return what was published before this call, and since the last one."""
@@ -135,9 +120,9 @@ class Onlooker:
 
     async def next(self) -> bytes:
         """Return the next message of the channel."""
-        async for message in self._pubsub.listen():  # pragma: no branch  # as above
-            if message["type"] == "message" and message["channel"] == self._channel.encode():
-                break
+        messages = self._pubsub.listen()
+        while (message := await anext(messages))["channel"] != self._channel.encode() or message["type"] != "message":
+            pass
         heard: bytes = message["data"]
         return heard
 
@@ -175,7 +160,7 @@ class HitCounter:
         self._deaf_up_to = self._opened
 
     @asynccontextmanager
-    async def listening(self) -> AsyncIterator[Self]:
+    async def listening(self) -> AsyncGenerator[Self]:
         """Listen on a free port while the block runs."""
         self._server = await asyncio.start_server(self._serve, HOST, 0)
         try:

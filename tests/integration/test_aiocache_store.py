@@ -1,6 +1,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -213,17 +214,17 @@ def test_serializer_that_changes_bytes_is_refused(serializer: object) -> None:
 
 
 @pytest.mark.parametrize("cache", ["redis://localhost", None, SimpleMemoryCache, Redis])
-def test_what_is_no_backend_is_refused(cache: object) -> None:
+def test_what_is_no_backend_is_refused(cache: Any) -> None:
     """A URL, a class or another client is an error that names what is wanted."""
     with pytest.raises(ConfigurationError, match="aiocache backend"):
         AiocacheStore(cache)
 
 
 @pytest.mark.parametrize("deadline", [0, -1, "1"])
-def test_deadline_is_checked(deadline: object) -> None:
+def test_deadline_is_checked(deadline: Any) -> None:
     """A deadline is a duration above zero."""
     with pytest.raises(ConfigurationError, match="deadline"):
-        AiocacheStore(SimpleMemoryCache(serializer=raw()), deadline=deadline)  # type: ignore[arg-type]
+        AiocacheStore(SimpleMemoryCache(serializer=raw()), deadline=deadline)
 
 
 def test_repr_names_the_backend_and_nothing_else() -> None:

@@ -8,19 +8,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from onlooker import (
-    HitCounter,
-    Onlooker,
-    backplane_of,
-    caught_up,
-    echoed,
-    instance_of,
-    is_up,
-    tier_of,
-    until,
-    until_gone,
-    until_there,
-)
+from inside import backplane_of, tier_of, untyped
+from onlooker import HitCounter, Onlooker, caught_up, echoed, instance_of, is_up, until, until_gone, until_there
 from redis.asyncio import Redis
 
 from demo_api.servers import ValkeyServer, valkey_server
@@ -77,21 +66,21 @@ class Instrumented(RedisStore):
     async def listen(self) -> AsyncGenerator[Subscription]:
         """Remember the connection."""
         async with super().listen() as subscription:
-            self.connections.append(subscription._connection)  # type: ignore[attr-defined]
+            self.connections.append(untyped(subscription)._connection)
             yield subscription
 
-    async def invalidate(self, *args: Any) -> None:
+    async def invalidate(self, *args: Any, **options: Any) -> None:
         """Fail, if asked to."""
         self._fail()
-        await super().invalidate(*args)
+        await super().invalidate(*args, **options)
         if self.on_invalidated is not None:
             on_invalidated, self.on_invalidated = self.on_invalidated, None
             await on_invalidated()
 
-    async def invalidate_tag(self, *args: Any) -> None:
+    async def invalidate_tag(self, *args: Any, **options: Any) -> None:
         """Fail, if asked to."""
         self._fail()
-        await super().invalidate_tag(*args)
+        await super().invalidate_tag(*args, **options)
 
     def _fail(self) -> None:
         if self.fails:
@@ -173,7 +162,7 @@ def remembers(guard: Guard, op: str = OP) -> bool:
 
 async def cut(admin: Redis, *guards: Guard) -> None:
     """Close every subscriber's connection, and wait until *guards* have noticed."""
-    await admin.execute_command("CLIENT", "KILL", "TYPE", "pubsub")  # type: ignore[no-untyped-call]
+    await admin.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
     await until(lambda: not any(is_up(guard) for guard in guards), "the loss to be noticed")
 
 
@@ -460,7 +449,7 @@ async def test_databases_have_a_bus_each(valkey: ValkeyServer) -> None:
         Guard(f"{url}/1") as one,
         Guard(client) as other,
     ):
-        channels = {channel for channel in await admin.pubsub_channels() if len(channel) < 22}  # type: ignore[no-untyped-call]
+        channels = {channel for channel in await admin.pubsub_channels() if len(channel) < 22}
         for guard in (zero, one, other):
             await ask(guard, "old")
         await one.invalidate(OP)
@@ -481,7 +470,7 @@ def seconds_of(guard: Guard) -> list[object]:
         seconds.append(args)
         await repeat_invalidations(*args)
 
-    tier.repeat_invalidations = note  # type: ignore[assignment, method-assign]
+    tier.repeat_invalidations = note
     return seconds
 
 

@@ -30,7 +30,7 @@ FLAWLESS: dict[str, Any] = {
     "socket_timeout": None,
     "maint_notifications_config": MaintNotificationsConfig(enabled=False),
 }
-FAULTS = {
+FAULTS: dict[str, dict[str, Any]] = {
     "maintenance notifications": {
         "maint_notifications_config": MaintNotificationsConfig(enabled="auto"),
         "protocol": 3,
@@ -63,7 +63,7 @@ def test_client_without_faults_is_taken_in_silence(said: Callable[[], list[str]]
 @pytest.mark.parametrize("fault", FAULTS)
 def test_each_fault_is_told_once(fault: str, said: Callable[[], list[str]]) -> None:
     """What a client has wrong is named in a warning, with what is done about it; socket timeouts harm 3.11 alone."""
-    describe(Redis(**{**FLAWLESS, **FAULTS[fault]}))
+    describe(Redis(**FLAWLESS | FAULTS[fault]))
 
     warnings = [line for line in said() if fault in line.partition(":")[0]]
     assert int(fault != "socket_timeout" or sys.version_info < (3, 12)) == len(warnings)
@@ -72,7 +72,7 @@ def test_each_fault_is_told_once(fault: str, said: Callable[[], list[str]]) -> N
 
 def test_a_fault_comes_alone(said: Callable[[], list[str]]) -> None:
     """One fault is one warning."""
-    describe(Redis(**{**FLAWLESS, "decode_responses": True}))
+    describe(Redis(**FLAWLESS | FAULTS["decode_responses"]))
 
     assert 1 == len(said())
 

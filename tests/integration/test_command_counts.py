@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import pytest
-from onlooker import HitCounter, commands_run, is_expecting, load_scripts, tier_of, until
+from inside import tier_of
+from onlooker import HitCounter, commands_run, is_expecting, load_scripts, until
 from redis.asyncio import Redis
 
 from stampede_guard import Guard, _path, coalesce

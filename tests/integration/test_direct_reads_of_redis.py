@@ -6,7 +6,8 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
-from onlooker import HitCounter, load_scripts, tier_of, until
+from inside import tier_of
+from onlooker import HitCounter, load_scripts, until
 from redis.asyncio import Redis
 
 from stampede_guard import Guard, LoadCancelled
@@ -330,7 +331,7 @@ async def test_refusal_is_dealt_with_as_the_asked_node_s(
     """Should another server have taken over meanwhile, it is not the one that has refused."""
     topology: Any = store._topology
     node, followed = topology.primary(key), []
-    told = CallbackReply(node, AcquireRequest(key, ("t" * 22, 1_000, b"", ""), 100, (), 1_000), int)
+    told = CallbackReply(node, AcquireRequest(key, ("t" * 22, 1_000, b"", ""), 100, (), 1_000), lambda: None)
     told.set_result((Refused("ReadOnlyError"), ()))
 
     async def follow(*args: Any) -> None:

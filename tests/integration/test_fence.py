@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
+from inside import tier_of
 from onlooker import caught_up, is_expecting, until, until_gone
 from redis.asyncio import Redis
 
@@ -225,7 +226,7 @@ async def test_value_that_was_read_from_the_store_before_is_not_remembered(  # f
     first, second = pair
     await ask(second, Table("old"))
     gate = Gate()
-    store: Any = first._states.running().tier.store  # type: ignore[union-attr]
+    store: Any = tier_of(first).store
     begin = store.start_acquire
     under_way: list[asyncio.Task[None]] = []
 

@@ -2,7 +2,7 @@ from collections.abc import Callable
 
 import pytest
 from redis.asyncio import Redis
-from stored import fingerprint_for
+from stored import bytes_at, fingerprint_for
 
 from stampede_guard import Guard
 from stampede_guard.stores._envelope import seal, unseal
@@ -70,7 +70,7 @@ async def test_what_is_not_the_ops_value_is_a_miss(
 
     async with make_guard() as guard:
         answer = await guard.fetch("menu-7", load, l2_ttl=60, returns=dict[str, int])
-    opened = unseal(f"{namespace}:menu-7", await admin.get(key), MENU)
+    opened = unseal(f"{namespace}:menu-7", await bytes_at(admin, key), MENU)
 
     assert answer == {"soup": 450}
     assert (1, 0, 0) == (guard.stats().l2_undecodable, guard.stats().l2_hits, guard.stats().l2_errors)

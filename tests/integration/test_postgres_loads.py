@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Literal
+from typing import Any, Literal
 from uuid import uuid4
 
 import asyncpg
@@ -102,8 +102,8 @@ async def test_guard_over_redis_asks_postgres_once(
     async def ask(guard: Guard) -> int:
         return await guard.fetch("menu-7", load, ttl=60, l2_ttl=60, returns=int)
 
-    options = {"namespace": namespace, "deadline": 5, "connect_timeout": 5}
-    async with Guard(redis_url, **options) as first, Guard(redis_url, **options) as second:  # type: ignore[arg-type]
+    options: dict[str, Any] = {"namespace": namespace, "deadline": 5, "connect_timeout": 5}
+    async with Guard(redis_url, **options) as first, Guard(redis_url, **options) as second:
         answers = await asyncio.gather(*(ask(first) for _ in range(CALLERS)))
         answers += await asyncio.gather(*(ask(second) for _ in range(CALLERS)))
 

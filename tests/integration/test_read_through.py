@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 from redis.asyncio import Redis
-from stored import fingerprint_for
+from stored import bytes_at, fingerprint_for
 
 from stampede_guard import ConfigurationError, Guard, GuardClosed, coalesce
 from stampede_guard._l2.tier import key_of
@@ -162,8 +162,8 @@ async def test_envelope_names_its_op(make_guard: MakeGuard, namespace: str, admi
 
     async with make_guard() as guard:
         await guard.fetch("menu-7", load, l2_ttl=60, returns=bytes, version=lambda _: 258)
-    stored = await admin.get(f"sg1:{{{namespace}:menu-7}}:v")
-    mark = await admin.get(f"sg1:{{{namespace}:}}:t")
+    stored = await bytes_at(admin, f"sg1:{{{namespace}:menu-7}}:v")
+    mark = await bytes_at(admin, f"sg1:{{{namespace}:}}:t")
     token = stored[37:59]
 
     assert re.fullmatch(rb"[\w-]{22}", token)

@@ -8,6 +8,7 @@ import pytest
 from onlooker import Onlooker
 from redis.asyncio import Redis
 from redis.exceptions import ResponseError
+from stored import bytes_at
 
 from stampede_guard._codecs.fingerprint import NO_FINGERPRINT
 from stampede_guard._tokens import new_mark
@@ -33,7 +34,7 @@ def key(namespace: str) -> str:
 def run(admin: Redis) -> Run:
     """Return what runs a script."""
 
-    async def run(script: Script, keys: list[str], *args: object) -> Any:
+    async def run(script: Script, keys: list[str], *args: str | bytes | int) -> Any:
         return await admin.eval(script.text, len(keys), *keys, *args)
 
     return run
@@ -500,7 +501,7 @@ RELEASES = [bytes([number]) * 8 for number in range(1, 7)]
 
 async def stored(admin: Redis, key: str) -> list[bytes | None]:
     """Return what each release finds."""
-    envelope = await admin.get(f"{key}:v") or b""
+    envelope = await bytes_at(admin, f"{key}:v")
     opened = [unseal("menus:menu-7", envelope, release) for release in RELEASES]
     return [value and value.payload for value in opened]
 
@@ -551,7 +552,7 @@ async def test_each_release_s_value_has_its_life(acquire: Run, fill: Run, admin:
     for release, life in zip(RELEASES[:3], (60_000, 400, 30_000), strict=True):
         await acquire(MINE, fingerprint=release)
         await fill(MINE, life=life, fingerprint=release)
-    opened = [unseal("menus:menu-7", await admin.get(f"{key}:v") or b"", release) for release in RELEASES[:3]]
+    opened = [unseal("menus:menu-7", await bytes_at(admin, f"{key}:v"), release) for release in RELEASES[:3]]
     left = [(await admin.pttl(f"{key}:v")) / 1000 - value.lag for value in opened if value]
 
     assert pytest.approx([60, 0.4, 30], abs=0.39) == left

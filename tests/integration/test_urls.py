@@ -2,7 +2,7 @@ import asyncio
 import logging
 import ssl
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
@@ -167,7 +167,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 
 
 @asynccontextmanager
-async def encrypted(server: ValkeyServer, context: ssl.SSLContext) -> AsyncIterator[int]:
+async def encrypted(server: ValkeyServer, context: ssl.SSLContext) -> AsyncGenerator[int]:
     """Put TLS in front of *server*; yield the port."""
     connections: set[asyncio.Task[None]] = set()
 

@@ -15,6 +15,7 @@ from weakref import ref
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from inside import timers_of
 from leasing import LeasingDouble, Server
 
 import stampede_guard
@@ -262,13 +263,13 @@ class SlowLeasing(LeasingDouble):
         await ticks(next(self._costs))
         await self._ask_now(what)
 
-    async def acquire(self, *args: Any) -> AcquireResult:
-        verdict = await super().acquire(*args)
+    async def acquire(self, *args: Any, **options: Any) -> AcquireResult:
+        verdict = await super().acquire(*args, **options)
         await ticks(next(self._costs))
         return verdict
 
-    async def fill(self, *args: Any, always_publish: bool) -> bool:
-        is_stored = await super().fill(*args, always_publish=always_publish)
+    async def fill(self, *args: Any, **options: Any) -> bool:
+        is_stored = await super().fill(*args, **options)
         await ticks(next(self._costs))
         return is_stored
 
@@ -282,10 +283,10 @@ class FleetStory:
         stores = [SlowLeasing(server, each) for each in costs]
         for store in stores:
             store.begins, store.has_more = BEGINNINGS[begin]
-        self.guards = [Guard(lambda store=store: store, clock=clock) for store in stores]  # type: ignore[misc]
+        self.guards = [Guard(lambda store=store: store, clock=clock) for store in stores]
         self._load_cost = load_cost
         self._how = how
-        self._options = BOTH | {"tags": ("menus",)} | options
+        self._options: dict[str, Any] = BOTH | {"tags": ("menus",)} | options
         self._menu = "old"
 
     async def _load(self) -> str:
@@ -532,8 +533,8 @@ class DeadlinedLeasing(LeasingDouble):
                 await asyncio.get_running_loop().create_future()
         await super()._ask(what)
 
-    async def acquire(self, *args: Any) -> AcquireResult:
-        verdict = await super().acquire(*args)
+    async def acquire(self, *args: Any, **options: Any) -> AcquireResult:
+        verdict = await super().acquire(*args, **options)
         self.server.clock.advance(verdict.kind == "wait")
         return verdict
 
@@ -768,10 +769,10 @@ def test_i10_idle_means_idle(make_loop: MakeLoop) -> None:
 
     outcomes = loop.run_until_complete(evening.pass_by())
     board, tier = evening.site.board, evening.site.tier
-    timers = [timer for timer in loop._scheduled if not timer.cancelled()]  # type: ignore[attr-defined]
 
-    assert (set(), []) == (asyncio.all_tasks(loop), timers)
-    assert [0, 0, 0] == [len(state) for state in (board._up, board.flights, tier._writes)]  # type: ignore[union-attr]
+    assert tier is not None
+    assert (set(), []) == (asyncio.all_tasks(loop), timers_of(loop))
+    assert [0, 0, 0] == [len(state) for state in (board._up, board.flights, tier._writes)]
     assert 0 == evening.guard.stats().in_flight
     assert ["soup"] * 3 + ["ValueError"] * 3 + ["LoadTimeout", "WaitTimeout", "RecursiveLoad"] + ["soup"] + [
         "CancelledError"

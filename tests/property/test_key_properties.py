@@ -76,7 +76,7 @@ class Shade(Enum):
     DARK = "DARK"
 
     @property
-    def name(self) -> str:  # type: ignore[override]
+    def name(self) -> str:
         return "a shade"
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from inside import timers_of
 
 from stampede_guard import Guard, LoadCancelled
 from stampede_guard._operations.policy import Policy
@@ -296,7 +297,7 @@ class GuardMachine(RuleBasedStateMachine):
         self.outcomes_agree()
         self.loop.run_until_complete(self.guard.__aexit__(None, None, None))
         left = asyncio.all_tasks(self.loop)
-        timers = [timer for timer in self.loop._scheduled if not timer.cancelled()]  # type: ignore[attr-defined]
+        timers = timers_of(self.loop)
         self.loop.close()
         gc.collect(1)
         assert (set(), [], []) == (left, timers, self.complaints)

@@ -48,15 +48,13 @@ class Shop:
 
     def __init__(self, max_bytes: int, options: dict[str, Any]) -> None:
         clock = ManualClock()
+        chosen: Any = {"load_timeout": None, **options}
         self.clock = clock
         self.server = Server(clock)
         self.stores = [LeasingDouble(self.server) for _ in range(2)]
         self.guards = [Guard(_giving(store), clock=clock, max_bytes=max_bytes) for store in self.stores]
         self._operations = [
-            guard._add_operation(
-                "menus", Policy.from_options({"load_timeout": None, **options}), annotation=lambda: int
-            )
-            for guard in self.guards
+            guard._add_operation("menus", Policy.from_options(chosen), annotation=lambda: int) for guard in self.guards
         ]
         self._gates: list[Gate] = []
         self._calls: list[asyncio.Task[None]] = []
@@ -128,7 +126,7 @@ class Shop:
     async def trouble(self, at: int) -> None:
         """Let the store fail in another way, or no more."""
         store = self.stores[at]
-        store.error = TROUBLES[(TROUBLES.index(store.error) + 1) % len(TROUBLES)]  # type: ignore[arg-type]
+        store.error = TROUBLES[(TROUBLES.index(store.error) + 1) % len(TROUBLES)]
 
     async def finish(self) -> None:
         """Let everything land."""

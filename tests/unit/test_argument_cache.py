@@ -229,13 +229,13 @@ async def test_no_cycle_is_left(form: ModuleType, tally: Any, validity: Any, clo
     """Values that lead back to their cache are found by the garbage collector."""
 
     class Menu:
-        pass
+        cache: Any = None
 
     menu = Menu()
     cache = form.ArgumentCache(tally, 3)
     cache.serve(validity)
     cache.note((7,), form.Slot(menu, clock() + 5), cache.validity)
-    menu.cache = cache  # type: ignore[attr-defined]
+    menu.cache = cache
     gone = ref(menu)
 
     del menu, cache
@@ -305,8 +305,8 @@ def bursting() -> Iterator[Callable[[Callable[[], object]], None]]:
     def burst(do: Callable[[], object]) -> None:
         gc.disable()
         gc.set_threshold(1)
-        garbage = [Ending(do)]
-        garbage.append(garbage)  # type: ignore[arg-type]
+        garbage: list[object] = [Ending(do)]
+        garbage.append(garbage)
         spare = [[] for _ in range(100)]  # more than the threshold
         del garbage, spare
         gc.enable()
@@ -415,6 +415,7 @@ async def test_keywords_are_refused(form: ModuleType, cache: Any, tally: Any) ->
 def test_values_within_values_are_let_go(form: ModuleType) -> None:
     """A chain of entries, or of callees, is let go of however long it is."""
     held, callee = form.Slot(None, 0.0), form.FunctionProxy()
+    outer = callee
     for _ in range(50_000):
         held = form.Slot(held, 0.0)
         outer = form.FunctionProxy()
@@ -459,7 +460,7 @@ def test_callee_whose_function_is_replaced_while_it_runs(form: ModuleType) -> No
 def test_bound_anew(form: ModuleType) -> None:
     """A bound one that is bound again has the new receiver in place of the old; bound to `None` it is free."""
 
-    class Named(form.FunctionProxy):  # type: ignore[name-defined,misc]
+    class Named(form.FunctionProxy):
         pass
 
     named = Named()
@@ -489,7 +490,7 @@ async def test_compiled_form_under_constant_collection() -> None:
 def test_callee_whose_class_says_how_it_is_called(form: ModuleType) -> None:
     """A class that is derived from it and has a call of its own is called that way."""
 
-    class Shouting(form.FunctionProxy):  # type: ignore[name-defined,misc]
+    class Shouting(form.FunctionProxy):
         def __call__(self, text: str) -> str:
             return text.upper()
 
@@ -502,7 +503,7 @@ def test_callee_whose_class_says_how_it_is_called(form: ModuleType) -> None:
 def test_callee_is_called_like_its_function(form: ModuleType) -> None:
     """Arguments and errors pass, in a class that is derived from it too; what holds no function says so."""
 
-    class Named(form.FunctionProxy):  # type: ignore[name-defined,misc]
+    class Named(form.FunctionProxy):
         pass
 
     def function(*args: Any, **kwargs: Any) -> Any:
@@ -520,7 +521,7 @@ def test_callee_is_called_like_its_function(form: ModuleType) -> None:
 def test_callee_binds_like_its_function(form: ModuleType) -> None:
     """Taken from an instance it has that as its first argument, shares its attributes, and stays bound."""
 
-    class Named(form.FunctionProxy):  # type: ignore[name-defined,misc]
+    class Named(form.FunctionProxy):
         pass
 
     def function(*args: Any) -> Any:
@@ -528,16 +529,17 @@ def test_callee_binds_like_its_function(form: ModuleType) -> None:
 
     class Menus:
         load = Named()
+        bound: Any = None
 
     Menus.load._call = function
     Menus.load.note = "soup"
     menus, other = Menus(), Menus()
-    Menus.bound = menus.load  # type: ignore[attr-defined]
+    Menus.bound = menus.load
 
     assert Menus.load is Menus.__dict__["load"]
     assert (menus, 7) == menus.load(7)
     assert ("soup", menus, None) == (menus.load.note, menus.load._receiver, Menus.load._receiver)
-    assert (menus, 7) == other.bound(7)  # type: ignore[attr-defined]
+    assert (menus, 7) == other.bound(7)
 
 
 @pytest.mark.parametrize(
@@ -783,8 +785,9 @@ async def test_still_a_function_to_whoever_looks(guard: Guard) -> None:
     with pytest.raises(LookupError) as caught:
         await coroutine
     assert "await _sg_wait(_sg_answer, _sg_timeout)" in "".join(traceback.format_exception(caught.value))
+    call: Any = load
     with pytest.raises(TypeError, match=r"load\(\) missing 1 required positional argument: 'menu_id'"):
-        load()  # type: ignore[call-arg]
+        call()
 
 
 def test_source_is_forgotten_with_its_function() -> None:

@@ -7,7 +7,7 @@ from leasing import LeasingDouble, Server, eventually
 
 from stampede_guard._bus import backplane
 from stampede_guard._bus.backplane import Backplane
-from stampede_guard._l2.messages import Message, woken
+from stampede_guard._l2.messages import Kind, Message, woken
 from stampede_guard._l2.tier import Tier
 from stampede_guard.stores import Echo, KeysChanged
 from stampede_guard.testing import ManualClock
@@ -20,7 +20,7 @@ NEVER = 3_600.0  # seconds
 WARNING = "the bus connection is lost ({}); until it is back, L1 keeps values for a second at most"
 
 
-class BusListener:
+class Listener:
     """Notes what it is told."""
 
     def __init__(self) -> None:
@@ -36,8 +36,8 @@ class BusListener:
     def on_cleared(self) -> None:
         self.heard.append("everything")
 
-    def on_keys_changed(self, touched: KeysChanged) -> None:
-        self.heard.append(f"touched {touched.keys}")
+    def on_keys_changed(self, changed: KeysChanged) -> None:
+        self.heard.append(f"touched {changed.keys}")
 
     def on_alive(self, trusted_until: float) -> None:
         self.heard.append("sound")
@@ -60,12 +60,12 @@ class Ear:
         self.server = Server(self.clock)
         self.store = LeasingDouble(self.server)
         self.tier = Tier(self.store, "menus", 100, self.clock, HERE)
-        self.audience = BusListener()
+        self.audience = Listener()
         self.backplane = Backplane(self.tier, HERE, self.audience, self.clock)
 
-    def say(self, kind: str, subject: str = "", sender: str = THERE) -> None:
+    def say(self, kind: Kind, subject: str = "", sender: str = THERE) -> None:
         """Publish a message."""
-        self.server.publish(Message(kind, sender, subject).pack())  # type: ignore[arg-type]
+        self.server.publish(Message(kind, sender, subject).pack())
 
     async def echo(self) -> None:
         """Send an echo, and wait until it is heard."""
@@ -119,7 +119,7 @@ def said(caplog: pytest.LogCaptureFixture) -> Said:
     ("kind", "subject", "news"),
     [("i", "menu-7", "op menu-7"), ("t", "soups", "tag soups"), ("c", "", "everything")],
 )
-async def test_news_of_others(kind: str, subject: str, news: str, ear: Ear) -> None:
+async def test_news_of_others(kind: Kind, subject: str, news: str, ear: Ear) -> None:
     """What others invalidated is passed on."""
     ear.say(kind, subject)
 
@@ -128,7 +128,8 @@ async def test_news_of_others(kind: str, subject: str, news: str, ear: Ear) -> N
 
 async def test_news_of_our_own(ear: Ear) -> None:
     """What this guard said itself is known already."""
-    for kind in "itc":
+    kinds: tuple[Kind, ...] = ("i", "t", "c")
+    for kind in kinds:
         ear.say(kind, "menu-7", HERE)
     await ear.echo()
 

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
+from inside import untyped
 
 from stampede_guard import Guard, LoadCancelled, Scoreboard, WaitTimeout
 from stampede_guard._flights.waiting import wait_one
@@ -99,7 +100,7 @@ async def test_cancellation_that_was_asked_for_before_the_wait() -> None:
     board, load = Scoreboard(), Loader()
 
     async def call() -> str:
-        asyncio.current_task().cancel()  # type: ignore[union-attr]
+        untyped(asyncio.current_task()).cancel()
         return await board.debounce(OP, load)
 
     with pytest.raises(asyncio.CancelledError):
@@ -407,7 +408,7 @@ async def test_load_that_cancels_itself() -> None:
     async def call() -> int:
         with pytest.raises(LoadCancelled, match="menu-7: the load was cancelled"):
             await board.debounce(OP, load)
-        return asyncio.current_task().cancelling()  # type: ignore[union-attr]
+        return int(untyped(asyncio.current_task()).cancelling())
 
     calls = [asyncio.create_task(call()) for _ in range(3)]
     await gate.arrivals(1)
@@ -607,7 +608,7 @@ def test_mass_cancellation_looks_at_no_other_waiter(make_loop: MakeLoop) -> None
         __hash__ = asyncio.Future.__hash__
 
     loop, board = make_loop(), Scoreboard()
-    loop.create_future = lambda: Watched(loop=loop)  # type: ignore[method-assign]
+    loop.create_future = lambda: Watched(loop=loop)
 
     async def crowd() -> None:
         calls = [asyncio.create_task(board.debounce(OP, never)) for _ in range(1_000)]

@@ -17,6 +17,7 @@ import asyncpg.pgproto.pgproto as postgres
 import attrs
 import msgspec
 import pytest
+from inside import untyped
 from pydantic import TypeAdapter
 
 from stampede_guard import InvalidKey
@@ -149,10 +150,10 @@ class Shade(enum.Enum):
     DARK = 2
 
     @property
-    def name(self) -> str:  # type: ignore[override]
+    def name(self) -> str:
         return "a shade"
 
-    __str__ = __repr__ = name.fget  # type: ignore[assignment]
+    __str__ = __repr__ = lambda self: "a shade"
 
 
 class Status(enum.StrEnum):
@@ -166,6 +167,8 @@ class Status(enum.StrEnum):
 
 
 class Money(Decimal):
+    currency: str
+
     def __new__(cls, amount: str, currency: str) -> Self:
         made = super().__new__(cls, amount)
         made.currency = currency
@@ -193,7 +196,7 @@ class Undecorated(Query):
     def __eq__(self, other: object) -> bool:
         return vars(self) == vars(other)
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__ = untyped(None)
 
 
 class Heir(Query):
@@ -207,7 +210,7 @@ class Judged:
     def __eq__(self, other: object) -> bool:
         return self is other
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__ = untyped(None)
 
 
 @attrs.define
@@ -217,14 +220,14 @@ class JudgedFilter:
     def __eq__(self, other: object) -> bool:
         return self is other
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__ = untyped(None)
 
 
 class JudgedPlace(Place):
     def __eq__(self, other: object) -> bool:
         return self is other
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__ = untyped(None)
 
 
 class Offset(tzinfo):
@@ -656,7 +659,10 @@ class SlottedByHand:
     __slots__ = ("city",)
 
 
-class SlottedBelow(make_dataclass("Base", ["city"], slots=True)):  # type: ignore[misc]
+SlottedBase: Any = make_dataclass("SlottedBase", ["city"], slots=True)
+
+
+class SlottedBelow(SlottedBase):
     __slots__ = ()
 
     def __init__(self) -> None:

@@ -5,6 +5,7 @@ from contextvars import Context, ContextVar
 from weakref import ref
 
 import pytest
+from inside import timers_of, untyped
 
 from stampede_guard import LoadTimeout, Scoreboard
 from stampede_guard._flights.deadlines import Budgets, Deadlines
@@ -35,8 +36,7 @@ async def clock(monkeypatch: pytest.MonkeyPatch) -> ManualClock:
 
 def timers() -> list[float]:
     """Return when the running loop's timers are due."""
-    scheduled = asyncio.get_running_loop()._scheduled  # type: ignore[attr-defined]
-    return [timer.when() for timer in scheduled if not timer.cancelled()]
+    return [timer.when() for timer in timers_of(asyncio.get_running_loop())]
 
 
 async def test_each_ends_when_its_own_time_is_up(clock: ManualClock, pause: Pause) -> None:
@@ -102,7 +102,7 @@ async def test_timer_is_armed_again_only_when_it_fires(clock: ManualClock, pause
         await pause()
         deadlines.drop(flight)
         clock.advance(2)
-        seen.append(asyncio.get_running_loop()._scheduled[:])  # type: ignore[attr-defined]
+        seen.append(untyped(asyncio.get_running_loop())._scheduled[:])
     deadlines.add(flights[4])
     clock.advance(2)
     await pause()
@@ -139,7 +139,7 @@ async def test_closing_cancels_the_timer_once_all_are_over(clock: ManualClock, p
 async def test_timer_that_comes_a_little_early(clock: ManualClock, pause: Pause) -> None:
     """A loop's timers may fire within its clock's resolution before they are due: that is no reason to wait again."""
     deadlines, flight = Deadlines(asyncio.get_running_loop(), 10), Timed()
-    asyncio.get_running_loop()._clock_resolution = 0.5  # type: ignore[attr-defined]
+    untyped(asyncio.get_running_loop())._clock_resolution = 0.5
 
     deadlines.add(flight)
     await pause()

@@ -1,7 +1,7 @@
 """Flights that ask their store before they have a task: most of them find a value there, and never need one."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator
 from contextlib import contextmanager
 from contextvars import Context, ContextVar
 from functools import partial
@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from inside import untyped
 from leasing import LeasingDouble, Server, eventually
 from stored import fingerprint_for
 
@@ -50,19 +51,20 @@ class Store(LeasingDouble):
         self.after: Callable[[], object] = int
         self.later: Gate | None = None
 
-    def start_acquire(self, *args: Any) -> PendingAcquire | None:
+    def start_acquire(self, *args: Any, **options: Any) -> PendingAcquire | None:
+        start: Any = super().start_acquire
         *rest, on_answer = args
 
         def answered() -> None:
             on_answer()
             self.after()
 
-        begun = super().start_acquire(*rest, answered)
+        begun = start(*rest, answered, **options)
         self.looks += begun is not None
         return begun
 
-    async def acquire(self, *args: Any) -> AcquireResult:
-        verdict = await super().acquire(*args)
+    async def acquire(self, *args: Any, **options: Any) -> AcquireResult:
+        verdict = await super().acquire(*args, **options)
         if self.later is not None:
             await self.later.passage()
         return verdict
@@ -167,7 +169,7 @@ async def process() -> AsyncIterator[Process]:
 
 
 @contextmanager
-def watched_tasks() -> Iterator[list[asyncio.Task[Any]]]:
+def watched_tasks() -> Generator[list[asyncio.Task[Any]]]:
     """Note the tasks that are made by way of the loop while the block runs."""
     loop = asyncio.get_running_loop()
     factory: Any = loop.get_task_factory()
@@ -296,7 +298,7 @@ async def test_versioned_values(process: Process) -> None:
 async def test_tracked_values() -> None:
     """What a look found is known by who stored it, as what was loaded is."""
     process = Process()
-    process.store.capabilities = LeasingDouble.capabilities | {"tracking"}  # type: ignore[misc]
+    process.store.capabilities = LeasingDouble.capabilities | {"tracking"}
     async with process.guard:
         process.put()
         await process.ask()
@@ -474,6 +476,7 @@ async def test_questions_that_are_begun_are_bounded() -> None:
     first, second = asking.reserve("Redis"), asking.reserve("Redis")
 
     assert first is second is asking.breaker("Redis")
+    assert first is not None
     assert asking.reserve("Redis") is None
     asking.release("read", None)
     assert asking.reserve("Redis") is first
@@ -543,7 +546,7 @@ async def test_request_that_was_lost_is_repeated_under_another_token(process: Pr
             raise ConnectionResetError
         return verdict
 
-    process.store.acquire = lost  # type: ignore[method-assign]
+    process.store.acquire = lost
     answer = await process.ask()
 
     assert ("loaded", 2, 2, 0) == (answer, len(tokens), len(set(tokens)), process.stats.l2_errors)
@@ -641,7 +644,7 @@ async def test_error_that_comes_when_everybody_has_left(process: Process) -> Non
         await gate.passage()
         raise ConnectionResetError
 
-    process.store.acquire = lost  # type: ignore[method-assign]
+    process.store.acquire = lost
     call = await process.looking(gate, on_abandon="cancel")
     held = [*process.server.leases]
     call.cancel()
@@ -734,7 +737,8 @@ async def test_request_that_is_cancelled(begins: bool, process: Process) -> None
     process.store.begins, process.store.has_more = begins, True
     gate = process.store.later = Gate()
     if begins:
-        process.store.later, process.store.finish_acquire = None, _held_up(gate)  # type: ignore[method-assign]
+        process.store.later = None
+        untyped(process.store).finish_acquire = _held_up(gate)
     call = process.ask(on_abandon="cancel")
     await gate.arrivals(1)
     held = [*process.server.leases]
@@ -771,7 +775,7 @@ async def test_request_that_is_cancelled_over_a_plain_store() -> None:
 
 async def never() -> str:
     """Load for ever."""
-    return await asyncio.get_running_loop().create_future()  # type: ignore[no-any-return]
+    return await asyncio.get_running_loop().create_future()
 
 
 # Shut-down
@@ -875,14 +879,14 @@ class Peek:
     def __init__(self, seen: tuple[str] | None = None, error: BaseException | None = None) -> None:
         self._seen = seen
         self._error = error
-        self.answer: Callable[[], None] = int
+        self.answer: Callable[[], object] = int
         self.closed = 0
 
-    def start(self, _: Flight[str], on_answer: Callable[[], None]) -> bool:
+    def start(self, flight: Flight[str], on_answer: Callable[[], None]) -> bool:
         self.answer = on_answer
         return True
 
-    def result(self, _: Flight[str]) -> tuple[str] | None:
+    def result(self, flight: Flight[str]) -> tuple[str] | None:
         if self._error is not None:
             raise self._error
         return self._seen
@@ -932,7 +936,7 @@ async def test_glance_that_cannot_even_begin(error: type[BaseException]) -> None
     """That is the launching caller's error, and leaves no flight that would never land."""
 
     class Broken(Peek):
-        def start(self, _: Flight[str], on_answer: Callable[[], None]) -> bool:
+        def start(self, flight: Flight[str], on_answer: Callable[[], None]) -> bool:
             raise error
 
     board, peek, counters = Scoreboard(), Broken(), Counters()
@@ -1072,7 +1076,7 @@ async def test_batch_does_not_wait_for_a_hit_that_has_landed(process: Process, p
             await late.passage()
         return await acquire(key, *args)
 
-    process.store.acquire = held_up  # type: ignore[method-assign]
+    process.store.acquire = held_up
     call = asyncio.create_task(load([1, 3, 2, 4]))
     await eventually(lambda: {"sg1:{default:menu-3}", "sg1:{default:menu-4}"} <= process.server.leases.keys())
     await late.arrivals(1)

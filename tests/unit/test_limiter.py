@@ -39,7 +39,7 @@ class Kitchen:
         """Return what *load* returns; limited by *limiter*, or else by the kitchen's own."""
         flight = self.board.current(op)
         if flight is None:
-            run = partial(self._run, limiter or self.limits.of(self, None), load, load_timeout)
+            run = partial(self._run, limiter or self.limits.of("", None), load, load_timeout)
             flight = self.board.launch(op, run, Counters(), on_abandon)
         return await wait_one(flight)
 
@@ -58,7 +58,7 @@ class Kitchen:
 
     def is_idle(self) -> bool:
         """Whether all slots are free, nobody queues, and nothing is up."""
-        return f"{self.limits.of(self, None)!r} {self.board!r}".startswith("<Limiter 0 of ") and not self.board._up
+        return f"{self.limits.of('', None)!r} {self.board!r}".startswith("<Limiter 0 of ") and not self.board._up
 
 
 async def soup() -> str:
@@ -176,7 +176,7 @@ async def test_cancelled_in_the_queue(pause: Pause) -> None:
     await pause()
     calls[2].cancel()
     await pause()
-    queued = repr(kitchen.limits.of(kitchen, None))
+    queued = repr(kitchen.limits.of("", None))
     gate.open()
     answers = await asyncio.gather(*calls, return_exceptions=True)
 
@@ -256,7 +256,7 @@ async def test_load_within_a_load_needs_no_slot() -> None:
 async def test_load_within_a_load_needs_no_slot_of_another_limiter() -> None:
     """Two operations whose loads launch each other's cannot wait for each other's slots."""
     kitchen, gate = Kitchen(None), Gate()
-    menus, dishes = kitchen.limits.of(object, 1), kitchen.limits.of(list, 1)
+    menus, dishes = kitchen.limits.of("menus", 1), kitchen.limits.of("dishes", 1)
 
     async def load(part: str, limiter: Limiter | None) -> Any:
         await gate.passage()
@@ -280,7 +280,7 @@ async def test_launched_within_a_load_and_not_waited_for() -> None:
         ended.set()
 
     async def load() -> str:
-        run = partial(kitchen._run, kitchen.limits.of(kitchen, None), part, None)
+        run = partial(kitchen._run, kitchen.limits.of("", None), part, None)
         kitchen.board.launch("part", run, Counters(), "finish")
         await ended.wait()
         return "soup"
@@ -311,7 +311,7 @@ async def test_joined_flight_that_has_not_come_to_the_queue_never_queues(pause: 
 
     async def read_first(flight: Flight[Any]) -> Any:
         await store.passage()
-        return await kitchen._run(kitchen.limits.of(kitchen, None), soup, None, flight)
+        return await kitchen._run(kitchen.limits.of("", None), soup, None, flight)
 
     async def load() -> Any:
         await gate.passage()
@@ -415,7 +415,7 @@ async def test_let_out_and_cancelled_in_one_tick(pause: Pause) -> None:
     assert ["soup", "RuntimeError"] == [
         answer if isinstance(answer, str) else type(answer).__name__ for answer in answers
     ]
-    assert "<Limiter 0 of 1 taken, 0 queued>" == repr(kitchen.limits.of(kitchen, None))
+    assert "<Limiter 0 of 1 taken, 0 queued>" == repr(kitchen.limits.of("", None))
 
 
 async def test_aborted_load_may_load_while_it_cleans_up(pause: Pause) -> None:
@@ -471,7 +471,7 @@ async def test_what_a_load_left_behind_queues(pause: Pause) -> None:
 async def test_operation_and_guard_both_limit(pause: Pause) -> None:
     """A load needs a slot of its operation and of the guard; those who queue for the one take none of the other."""
     kitchen, gate = Kitchen(2), Gate()
-    menus = kitchen.limits.of(object, 1)
+    menus = kitchen.limits.of("menus", 1)
 
     calls = [kitchen.start(op, gated(gate), limiter=menus) for op in ("menu 1", "menu 2")]
     calls += [kitchen.start(op, gated(gate)) for op in ("dish 1", "dish 2")]
@@ -489,7 +489,7 @@ async def test_operation_and_guard_both_limit(pause: Pause) -> None:
 async def test_cancelled_between_the_two(pause: Pause) -> None:
     """Cancelled while it queues for the guard's slot, a flight gives back its operation's."""
     kitchen, gate = Kitchen(1), Gate()
-    menus = kitchen.limits.of(object, 1)
+    menus = kitchen.limits.of("menus", 1)
 
     first = kitchen.start("dish", gated(gate))
     await gate.arrivals(1)
@@ -507,7 +507,7 @@ async def test_cancelled_between_the_two(pause: Pause) -> None:
 async def test_let_out_of_the_second_queue_gives_back_the_first(pause: Pause) -> None:
     """A flight that got its operation's slot, and is let out of the guard's queue, gives the one back."""
     kitchen, gate = Kitchen(1), Gate()
-    menus = kitchen.limits.of(object, 1)
+    menus = kitchen.limits.of("menus", 1)
 
     async def load() -> Any:
         await gate.passage()
@@ -553,11 +553,11 @@ async def test_many_who_leave_the_queue_cost_little(pause: Pause) -> None:
     await gate.arrivals(1)
     calls = [kitchen.start(f"op {each}", soup, on_abandon="cancel") for each in range(number)]
     await pause()
-    before = repr(kitchen.limits.of(kitchen, None))
+    before = repr(kitchen.limits.of("", None))
     for call in calls:
         call.cancel()
     await pause()
-    after = repr(kitchen.limits.of(kitchen, None))
+    after = repr(kitchen.limits.of("", None))
     gate.open()
     await first
 

@@ -6,6 +6,7 @@ from threading import Lock
 from typing import Any
 
 import pytest
+from inside import untyped
 
 from stampede_guard import CannotEncode, ConfigurationError
 from stampede_guard._operations.operation import NO_ANNOTATION, Operation, for_caller
@@ -45,7 +46,7 @@ class Array:
     """What compares element by element, as NumPy's do."""
 
     __slots__ = ("items",)
-    __hash__ = None  # type: ignore[assignment]
+    __hash__ = untyped(None)
 
     def __init__(self, items: list[int]) -> None:
         self.items = items
@@ -61,9 +62,10 @@ class Loose:
 
 def operation(annotation: Any = NO_ANNOTATION, *, codec: Any = None, vary: Any = (), **options: Any) -> Operation:
     """Return an operation named `menus` whose loader has *annotation*."""
+    chosen: Any = {"isolate": True, **options}
     return Operation(
         "menus",
-        Policy.from_options({"isolate": True, **options}),
+        Policy.from_options(chosen),
         Counters(),
         codec=codec,
         annotation=lambda: annotation,
@@ -97,7 +99,9 @@ def test_codec_of_the_annotation() -> None:
     """Without a codec the return annotation decides, once."""
     subject = operation(list[int])
 
-    assert [1] == subject.decode(subject.encode([1]))[0]  # type: ignore[index]
+    payload = subject.encode([1])
+    assert payload is not None
+    assert ([1],) == subject.decode(payload)
     assert subject.codec is subject.codec
 
 

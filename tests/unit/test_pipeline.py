@@ -232,6 +232,7 @@ async def test_look_that_was_given_up_after_it_was_sent(head: bytes) -> None:
     parcel = Pipeline(looks, is_hit_likely=True)
     left, waiting = (look.answer for look in looks)
     assert isinstance(left, asyncio.Future)
+    assert isinstance(waiting, asyncio.Future)
     left.cancel()
 
     assert [] == parcel.dispatch([7_000, head + b"soup", 8_000, head + b"salad"])

@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any, Unpack
 
 import pytest
+from inside import tier_of, untyped
 from leasing import LeasingDouble, Server, eventually
 
 from stampede_guard import Guard, InvalidationPending, LoadCancelled, RecursiveLoad, coalesce, coalesce_many
@@ -109,7 +110,7 @@ async def test_refresh_that_lands_before_the_next_is_no_step_back(
     database.row = "salad"
     first = asyncio.create_task(guard._path.refresh(operation, OP, database.read))
     await database.gates[1].arrivals(1)
-    second = asyncio.create_task(guard._path.refresh(operation, OP, lambda: 1 / 0))  # type: ignore[arg-type, return-value]
+    second = asyncio.create_task(guard._path.refresh(operation, OP, untyped(lambda: 1 / 0)))
     await pause()
     database.open()
     refreshed = await first
@@ -239,7 +240,8 @@ class Process:
 
     def operation(self, **options: Any) -> Operation:
         """Return an operation that both tiers remember."""
-        return plain(self.guard, **({"ttl": 60, "l2_ttl": 60, "jitter": 0} | options))
+        chosen: Any = {"ttl": 60, "l2_ttl": 60, "jitter": 0} | options
+        return plain(self.guard, **chosen)
 
     async def ask(self, **options: Any) -> str:
         """Call."""
@@ -291,7 +293,7 @@ async def _lost(here: Process, there: Process, server: Server) -> None:
 async def _failing_refresh(here: Process, there: Process, server: Server) -> None:
     operation = there.operation()
     with pytest.raises(ZeroDivisionError):
-        await there.guard._path.refresh(operation, OP, lambda: 1 / 0)  # type: ignore[arg-type, return-value]
+        await there.guard._path.refresh(operation, OP, untyped(lambda: 1 / 0))
     await eventually(lambda: not server.leases)
 
 
@@ -353,9 +355,7 @@ async def test_refresh_without_an_answer(
     here.guard._states.running().memory.clear()
     assert "newer" == await here.ask(ttl=None)
     here.store.error = None
-    tier = here.guard._states.running().tier
-    assert tier is not None
-    await tier.repeat_invalidations()
+    await tier_of(here.guard).repeat_invalidations()
     await nothing_old_is_left(fleet, server)
 
 
@@ -373,13 +373,13 @@ async def test_refresh_is_followed_by_nothing_older_after_the_bus_was_lost(fleet
         await late.passage()
         return verdict
 
-    here.store.acquire = answer_late  # type: ignore[method-assign]
+    untyped(here.store).acquire = answer_late
     call = asyncio.create_task(here.ask())
     await late.arrivals(1)
     here.database.gates[0].open()
 
     assert "new" == await refresh
-    here.store.acquire = acquire  # type: ignore[method-assign]
+    untyped(here.store).acquire = acquire
     assert "new" == await here.ask()
     late.open()
     assert ("old", "new") == (await call, here.remembered())

@@ -94,9 +94,9 @@ def test_overriding_method_with_the_same_template(guard: Guard) -> None:
 
     with pytest.raises(InvalidKey, match=r"Sub\.load and .*Base\.load would share answers"):
 
-        class Sub(Base):
+        class Sub(Base):  # pyright: ignore[reportUnusedClass]  # defining it is the test
             @coalesce("item-{item}", guard=guard)
-            async def load(self, item: int) -> str: ...
+            async def load(self, item: int) -> str: ...  # pyright: ignore[reportIncompatibleVariableOverride]  # its `self` is a Sub
 
 
 def test_refused_function_leaves_no_claim(guard: Guard) -> None:
@@ -153,7 +153,7 @@ def test_young_garbage_takes_no_full_collection(guard: Guard, monkeypatch: pytes
         return collect(generation)
 
     def request(answer: str) -> None:
-        class Menus:
+        class Menus:  # pyright: ignore[reportUnusedClass]  # defining it is the test
             @coalesce("menu-{item}", guard=guard, ignore=("self",))
             async def load(self, item: int) -> str:
                 return answer
@@ -416,8 +416,7 @@ def test_function_of_another_module_decorated_again(guard: Guard) -> None:
     """What is decorated elsewhere than where it is defined may be reloaded too."""
     module = Module(guard)
     source = LOAD.replace("@cached()", "")
-    first = coalesce(module.run(source), guard=guard)
-    second = coalesce(module.run(source), guard=guard)
+    first, second = [coalesce(guard=guard)(module.run(source)) for _ in range(2)]
 
     assert first.key(7) == second.key(7)
 

@@ -10,6 +10,7 @@ from typing import Any
 from weakref import WeakSet, ref
 
 import pytest
+from inside import timers_of, untyped
 
 from stampede_guard import (
     ConfigurationError,
@@ -131,13 +132,13 @@ async def test_a_failure_is_shared_and_not_remembered() -> None:
 async def test_load_that_is_not_awaitable() -> None:
     """A function that returns no awaitable fails as it would in an `await`."""
     with pytest.raises(TypeError, match="await"):
-        await Scoreboard().debounce(OP, lambda: 7)  # type: ignore[arg-type, return-value]
+        await Scoreboard().debounce(OP, untyped(lambda: 7))
 
 
 async def test_load_that_raises_before_it_returns_an_awaitable() -> None:
     """The error of the load function itself is the load's error."""
     with pytest.raises(ZeroDivisionError):
-        await Scoreboard().debounce(OP, lambda: 1 / 0)  # type: ignore[arg-type, return-value]
+        await Scoreboard().debounce(OP, untyped(lambda: 1 / 0))
 
 
 async def test_load_has_to_be_callable() -> None:
@@ -145,7 +146,7 @@ async def test_load_has_to_be_callable() -> None:
     load = never()
 
     with pytest.raises(ConfigurationError, match="lambda: fetch"):
-        await Scoreboard().debounce(OP, load)  # type: ignore[arg-type]
+        await Scoreboard().debounce(OP, untyped(load))
     load.close()
 
 
@@ -205,11 +206,10 @@ async def test_load_within_its_timeout() -> None:
         return "soup"
 
     assert ["soup"] * 3 == [await board.debounce(OP, load) for _ in range(3)]
-    before = [timer.cancelled() for timer in asyncio.get_running_loop()._scheduled]  # type: ignore[attr-defined]
+    before = timers_of(asyncio.get_running_loop())
     await board.cancel_all()
-    after = [timer.cancelled() for timer in asyncio.get_running_loop()._scheduled]  # type: ignore[attr-defined]
-    assert 1 == before.count(False)
-    assert all(after)
+
+    assert (1, []) == (len(before), timers_of(asyncio.get_running_loop()))
 
 
 async def test_no_timeouts() -> None:
@@ -218,7 +218,7 @@ async def test_no_timeouts() -> None:
 
     async def load() -> int:
         await asyncio.sleep(0)
-        return len(asyncio.get_running_loop()._scheduled)  # type: ignore[attr-defined]
+        return len(untyped(asyncio.get_running_loop())._scheduled)
 
     assert 0 == await board.debounce(OP, load)
 
@@ -260,7 +260,7 @@ async def test_loader_is_nobodys_child() -> None:
     task = await Scoreboard().debounce(OP, load)
 
     assert asyncio.current_task() is not task
-    assert "load menu-7" == task.get_name()  # type: ignore[union-attr]
+    assert "load menu-7" == untyped(task).get_name()
 
 
 async def test_forgotten_flight_answers_those_who_waited() -> None:
@@ -547,7 +547,7 @@ async def test_load_that_no_longer_waits_is_no_part_of_a_circle(pause: Pause) ->
         await first.passage()
         return "soup"
 
-    calls = [asyncio.create_task(board.debounce("first", load_first))]
+    calls: list[asyncio.Task[str | None]] = [asyncio.create_task(board.debounce("first", load_first))]
     await first.arrivals(1)
     calls.append(asyncio.create_task(board.debounce("second", never)))
     second.open()
@@ -653,9 +653,9 @@ def test_loop_closed_over_a_load(make_loop: MakeLoop) -> None:
     answer = second.run_until_complete(board.debounce(OP, load))
 
     assert ("soup", 0, set()) == (answer, board.stats().in_flight, board._up)
-    for lost in (call, loader):
-        lost._log_destroy_pending = False  # type: ignore[union-attr]
-        lost.get_coro().close()  # type: ignore[union-attr]
+    for lost in map(untyped, (call, loader)):
+        lost._log_destroy_pending = False
+        lost.get_coro().close()
 
 
 async def test_task_factory_that_refuses() -> None:
@@ -948,7 +948,7 @@ async def test_stats() -> None:
     gate.open()
     await asyncio.gather(*calls)
     with pytest.raises(ZeroDivisionError):
-        await board.debounce(OP, lambda: 1 / 0)  # type: ignore[arg-type, return-value]
+        await board.debounce(OP, untyped(lambda: 1 / 0))
     idle = board.stats()
 
     assert (3, 1, 2, 1) == (up.calls, up.executions, up.joins, up.in_flight)

@@ -3,6 +3,7 @@ import gc
 from weakref import ref
 
 import pytest
+from inside import untyped
 from leasing import LeasingDouble, Server, eventually
 
 from stampede_guard._l2 import sender as sender_module
@@ -132,14 +133,14 @@ def test_loop_closed_with_invalidations_under_way() -> None:
 async def test_line_leaves_when_the_node_is_down(fleet: Fleet) -> None:
     """Once a node is known to be down, the line for it is left to be repeated at once; another node's is not."""
     nodes = {fleet.tier.key(op): op in "xy" and "healthy" for op in "abcdefghxy"}
-    fleet.store.node_of = lambda key: nodes.get(key) or "dead"  # type: ignore[method-assign]
+    untyped(fleet.store).node_of = lambda key: nodes.get(key) or "dead"
     invalidate = fleet.store.invalidate
 
     async def answer(key: str, version: int | None, message: bytes) -> None:
         fleet.store.error = None if nodes[key] else OSError("down")
         await invalidate(key, version, message)
 
-    fleet.store.invalidate = answer  # type: ignore[method-assign]
+    fleet.store.invalidate = answer
 
     assert [False] * 8 + [True] * 2 == await fleet.outcome(*"abcdefghxy")
     assert ["invalidate"] * (3 + 1 + 2) == fleet.store.asked
@@ -172,7 +173,7 @@ async def test_crowd_is_waited_out(fleet: Fleet, *, is_down: bool) -> None:
             raise StoreOverloaded
         await invalidate(key, version, message)
 
-    fleet.store.invalidate = crowded  # type: ignore[method-assign]
+    fleet.store.invalidate = crowded
 
     assert [not is_down] == await fleet.outcome("a")
     assert (1 if is_down else 3) == times

@@ -6,6 +6,7 @@ from contextlib import AsyncExitStack
 from typing import Any, NamedTuple
 
 import pytest
+from inside import backplane_of, tier_of, untyped
 from leasing import LeasingDouble, Server, eventually
 
 from stampede_guard import (
@@ -266,7 +267,7 @@ async def test_load_that_takes_too_long_elsewhere(fleet: tuple[Process, Process]
     second = await there.ask(Loader("salad"), load_timeout=0.001)
     load.gate.open()
 
-    assert ("soup 1", "salad 1", {}) == (await first, second, there.guard._states.running().backplane._wake_ups)  # type: ignore[union-attr]
+    assert ("soup 1", "salad 1", {}) == (await first, second, backplane_of(there.guard)._wake_ups)
     assert b"soup 1" == server.values[KEY][0][-6:]
 
 
@@ -342,7 +343,7 @@ async def test_lease_is_renewed(fleet: tuple[Process, Process], load: Loader, cl
     await load.gate.arrivals(1)
     for number in range(1, 4):
         clock.advance(0.5)
-        upkeep = here.guard._states.running().tier.leases  # type: ignore[union-attr]
+        upkeep = tier_of(here.guard).leases
         upkeep._tick(upkeep._timer_at)
         await eventually(lambda number=number: here.store.asked.count("renew") == number)
     load.gate.open()
@@ -489,7 +490,7 @@ async def test_unconfirmed_invalidation_is_repeated(
         await here.guard.invalidate(OP)
     still = there.peek()
     here.store.error = None
-    await here.guard._states.running().tier.repeat_invalidations()  # type: ignore[union-attr]
+    await tier_of(here.guard).repeat_invalidations()
     await eventually(lambda: there.peek() is None)
 
     assert ("soup 1", {}) == (still, server.values)
@@ -735,7 +736,7 @@ async def test_version_that_is_none(fleet: tuple[Process, Process], server: Serv
     here, _ = fleet
 
     with pytest.raises(ConfigurationError, match=r"^fetch: its version= function returned version='7'"):
-        await here.guard.fetch(OP, Loader(), l2_ttl=60, returns=str, version=lambda _: "7")  # type: ignore[arg-type, return-value]
+        await here.guard.fetch(OP, Loader(), l2_ttl=60, returns=str, version=untyped(lambda _: "7"))
     await pause()
     assert ({}, {}) == (server.values, server.leases)
 

@@ -808,9 +808,9 @@ async def test_upkeep_that_is_over_at_once(fleet: Fleet) -> None:
     def at_once(loop: asyncio.AbstractEventLoop, upkeep: Any, **_: object) -> Any:
         with pytest.raises(StopIteration):
             upkeep.send(None)
-        done = loop.create_future()
+        done: Any = loop.create_future()
         done.set_result(None)
-        done.set_name = lambda _: None  # type: ignore[attr-defined]
+        done.set_name = lambda _: None
         return done
 
     async def nothing() -> None: ...

@@ -201,8 +201,8 @@ async def test_guard_forgets_what_was_written_past_it(guards: tuple[Guard, Serve
     del server.values["sg1:{default:a}"]
     server.inboxes[0].queue.put_nowait(KeysChanged(("sg1:{default:a}:v", "sg1:{default:b}:v")))
     await eventually(lambda: guard.peek("a") is None)
-    tracking = guard._states.running().tracking
-    await eventually(lambda: not tracking._is_checking)  # type: ignore[union-attr]
+    tracking: Any = guard._states.running().tracking
+    await eventually(lambda: not tracking._is_checking)
     await asyncio.sleep(0)
 
     assert guard.peek("b") is not None

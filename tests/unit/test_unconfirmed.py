@@ -66,10 +66,9 @@ def test_highest_version_counts(
     versions: tuple[int | None, int | None], expected: int | None, pending: UnconfirmedInvalidations
 ) -> None:
     """Of several requests for a key the one that waits carries the highest version."""
-    for version in versions:
-        waiting = added(pending, "a", version)
+    waiting = [added(pending, "a", version) for version in versions]
 
-    assert expected == waiting.version
+    assert expected == waiting[-1].version
 
 
 @pytest.mark.parametrize(

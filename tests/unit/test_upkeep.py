@@ -8,7 +8,7 @@ import pytest
 from leasing import LeasingDouble, Server, eventually
 
 from stampede_guard._l2 import upkeep
-from stampede_guard._l2.lease import Lease, LeaseLapsed
+from stampede_guard._l2.lease import Found, Lease, LeaseLapsed
 from stampede_guard._l2.tier import Tier
 from stampede_guard._stats import Counters
 from stampede_guard.stores import AcquireResult, Refused
@@ -317,7 +317,9 @@ async def test_right_that_was_lost_is_asked_for_again(here: Process, there: Proc
     waiting = await lease.acquire(as_it_is)
     await fill(theirs)
 
-    assert ("wait", b"soup") == (waiting, (await lease.acquire(as_it_is)).value)  # type: ignore[union-attr]
+    found = await lease.acquire(as_it_is)
+    assert isinstance(found, Found)
+    assert ("wait", b"soup") == (waiting, found.value)
 
 
 async def test_answer_that_was_lost_before_it_was_looked_at(here: Process, server: Server, pause: Pause) -> None:
