@@ -30,7 +30,7 @@ from ._loops import Change, LoopState, LoopStates
 from ._memory.entry import Entry
 from ._memory.epochs import Generation
 from ._memory.l1 import UNTRUSTED_TTL
-from ._operations.operation import Isolated, Operation, for_caller
+from ._operations.operation import IsolatedValue, Operation, for_caller
 from ._speed.forms import ArgumentCache
 from ._stats import Counters
 from .errors import invalidation_pending
@@ -79,7 +79,7 @@ class DataPath:
             slot = state.memory.get(op)  # 1
             if slot is not None:
                 counters.l1_hits += 1
-                if answers is not None and len(op) < MAX_OP_LENGTH and slot.value.__class__ is not Isolated:
+                if answers is not None and len(op) < MAX_OP_LENGTH and slot.value.__class__ is not IsolatedValue:
                     state.memory.note_in(answers, shown, slot)
                 return slot.value
             return join_or_launch(state, operation, op, function, args, kwargs, build_tags)  # 2

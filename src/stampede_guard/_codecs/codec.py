@@ -29,7 +29,7 @@ class Codec(Protocol):
         ...
 
 
-class _PassThrough:
+class _PlainCodec:
     """`bytes` as they are, or `str` as UTF-8."""
 
     allows_any = False
@@ -48,7 +48,7 @@ class _PassThrough:
         return payload if self._kind is bytes else payload.decode()
 
 
-class _MessagePack:
+class _MessagePackCodec:
     """MessagePack through msgspec, which validates against the annotation while it decodes."""
 
     def __init__(self, annotation: Any) -> None:
@@ -65,7 +65,7 @@ class _MessagePack:
         return self._decoder.decode(payload)
 
 
-class _Pydantic:
+class _PydanticCodec:
     """JSON through the annotation's `pydantic.TypeAdapter`, with the names of the fields as keys.
 
     The aliases for validation and for serialization may differ, so they are used only with Pydantic before 2.11, which
@@ -91,7 +91,7 @@ class _Pydantic:
         """JSON schemas for validation and for serialization."""
         from pydantic.json_schema import GenerateJsonSchema  # noqa: PLC0415  # as above
 
-        class Generate(GenerateJsonSchema):
+        class SchemaGenerator(GenerateJsonSchema):
             ignored_warning_kinds = {"skipped-choice", "non-serializable-default"}  # noqa: RUF012  # as in the base
 
             def handle_invalid_for_json_schema(self, schema: Any, error_info: str) -> Any:  # noqa: ARG002  # it quotes modules
@@ -99,7 +99,7 @@ class _Pydantic:
 
         modes: tuple[Literal["validation", "serialization"], ...] = ("validation", "serialization")
         schema = self._adapter.json_schema
-        return [schema(mode=mode, by_alias=self._by_alias, schema_generator=Generate) for mode in modes]
+        return [schema(mode=mode, by_alias=self._by_alias, schema_generator=SchemaGenerator) for mode in modes]
 
     @cached_property
     def fingerprint(self) -> str:
@@ -125,12 +125,12 @@ def codec_for(annotation: Any) -> Codec:
     """
     written_out = _written_out(annotation)
     if written_out is bytes or written_out is str:
-        return _PassThrough(written_out)
+        return _PlainCodec(written_out)
     if _mentions_pydantic(written_out):
-        return _Pydantic(annotation)
+        return _PydanticCodec(annotation)
     try:
         unclear = _part_of(msgspec.inspect.type_info(written_out), msgspec.inspect.CustomType)
-        codec = _MessagePack(written_out)
+        codec = _MessagePackCodec(written_out)
     except TypeError as error:
         message = (
             f"{annotation!r} cannot be stored: {error}; annotate a supported type, write out what an alias inside "

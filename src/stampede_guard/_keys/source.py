@@ -80,7 +80,7 @@ def annotation_of(function: Callable[..., Any], name: str) -> Any:
     return get_type_hints(alone, names, include_extras=True)[name]
 
 
-class _Verbatim:
+class _DefaultName:
     """A default that appears in the source as a name."""
 
     def __init__(self, name: str) -> None:
@@ -112,7 +112,7 @@ def compile_like(
             raise NotCoalescable(message)
         default: Any = Parameter.empty
         if parameter.default is not Parameter.empty:
-            default = _Verbatim(f"_sg_default_{parameter.name}")
+            default = _DefaultName(f"_sg_default_{parameter.name}")
             names[default.name] = parameter.default
         signature.append(parameter.replace(annotation=Parameter.empty, default=default))
     head = f"{'async ' * is_async}def _sg_made{inspect.Signature(signature)}:"

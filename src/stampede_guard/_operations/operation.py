@@ -47,7 +47,7 @@ def _describe_error(error: Exception) -> str:
     return f"{kind.__name__}: {text}" if _TELLS_TYPES.fullmatch(text) else kind.__name__
 
 
-class Isolated:
+class IsolatedValue:
     """A value of which each caller gets a copy, and how to copy it: two operations of one op may differ in that."""
 
     __slots__ = ("_cached", "_make_copy")
@@ -63,7 +63,7 @@ class Isolated:
 
 def for_caller(cached: Any) -> Any:
     """Return the *cached* value, or a copy of it if it is isolated."""
-    return cached.copy() if cached.__class__ is Isolated else cached
+    return cached.copy() if cached.__class__ is IsolatedValue else cached
 
 
 class Operation:
@@ -271,11 +271,11 @@ class Operation:
         shortest, longest = _LEASES
         self.lease_length = min(max(_LEASE_FACTOR * self._load_time, shortest), longest)
 
-    def isolate(self, payload: bytes) -> Isolated:
+    def isolate(self, payload: bytes) -> IsolatedValue:
         """Return what to cache, so that each caller gets a copy decoded from *payload*."""
-        return Isolated(payload, self.codec.decode)
+        return IsolatedValue(payload, self.codec.decode)
 
-    def isolate_value(self, value: object, payload: bytes | None) -> Isolated:
+    def isolate_value(self, value: object, payload: bytes | None) -> IsolatedValue:
         """Return the same for a loader's *value*; without a *payload*, callers get deep copies.
 
         Raises:
@@ -284,7 +284,7 @@ class Operation:
         if payload is not None:
             return self.isolate(payload)
         try:
-            return Isolated(copy.deepcopy(value), copy.deepcopy)
+            return IsolatedValue(copy.deepcopy(value), copy.deepcopy)
         except Exception as error:
             kind = f"{type(value).__module__}.{type(value).__qualname__}"
             message = (
@@ -300,7 +300,7 @@ class Operation:
         Raises:
             CannotEncode: this operation isolates its values, the other does not, and the value cannot be copied.
         """
-        if cached.__class__ is Isolated or not self.policy.isolate:
+        if cached.__class__ is IsolatedValue or not self.policy.isolate:
             return for_caller(cached)
         return self.isolate_value(cached, self.encode(cached)).copy()
 

@@ -26,7 +26,7 @@ def key_digest(key: str) -> bytes:
     return blake2b(key.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
-class Unsealed(NamedTuple):
+class UnsealedValue(NamedTuple):
     """A value in an envelope.
 
     Attributes:
@@ -96,7 +96,7 @@ def may_have_usable(envelope: bytes, ttl: int, fingerprint: bytes, reject: bytes
     return is_alive and b"=" + token != reject
 
 
-def unseal(key: str, envelope: bytes, fingerprint: bytes = NO_FINGERPRINT) -> Unsealed | None:
+def unseal(key: str, envelope: bytes, fingerprint: bytes = NO_FINGERPRINT) -> UnsealedValue | None:
     """Return the value with *fingerprint*; `None` without one, or if this is no complete envelope of *key*."""
     if len(envelope) < _FIRST.size:
         return None
@@ -112,7 +112,7 @@ def unseal(key: str, envelope: bytes, fingerprint: bytes = NO_FINGERPRINT) -> Un
     start, ends = begins + marks * _MARK_SIZE, begins + length
     if magic != _MAGIC or digest != key_digest(key) or end != len(envelope) or start > ends:
         return None
-    return Unsealed(
+    return UnsealedValue(
         envelope[start:ends],
         tuple([envelope[mark : mark + _MARK_SIZE] for mark in range(begins, start, _MARK_SIZE)]),
         token,
