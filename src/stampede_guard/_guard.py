@@ -87,7 +87,7 @@ class Guard:
         epochs = Epochs()
         make_state = partial(make_loop_state, make_store, epochs, namespace, maxsize, max_bytes, max_loads, clock)
         self._states = LoopStates(make_state, needs_entering=make_store is not None)
-        self._path = DataPath(self._states, enabled=enabled, rollout=rollout)
+        self._path = DataPath(self._states, enabled, rollout)
         self._invalidator = Invalidator(self._states, epochs)
         self._registry = Registry()
         self._fetches: dict[tuple[Any, ...], Operation] = {}

@@ -4,6 +4,7 @@ What happens in this process happens before anything is awaited: no caller may r
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from ._l2.sender import Confirmation
 from ._loops import Change, LoopStates
@@ -13,19 +14,12 @@ from ._operations.options import version_number
 from .errors import invalidation_pending
 
 
+@dataclass(slots=True, eq=False)
 class Invalidator:
-    """Carries out the invalidations of one guard.
+    """Carries out the invalidations of one guard."""
 
-    Args:
-        states: What the guard keeps for each event loop.
-        epochs: The guard's.
-    """
-
-    __slots__ = ("_epochs", "_states")
-
-    def __init__(self, states: LoopStates, epochs: Epochs) -> None:
-        self._states = states
-        self._epochs = epochs
+    _states: LoopStates
+    _epochs: Epochs
 
     async def invalidate(self, op: str, *, version: int | None = None, wait: bool = True) -> None:
         """Forget *op* everywhere, as `Guard.invalidate` says."""

@@ -43,21 +43,13 @@ _ASKS = 4  # times that a flight asks for the lease, should it lapse before the 
 _WAIT = 30.0  # seconds that other processes' loads are waited for when no load_timeout says how long a load may take
 
 
+@dataclass(slots=True, eq=False)
 class DataPath:
-    """Leads the calls of one guard to their answers.
+    """Leads the calls of one guard to their answers."""
 
-    Args:
-        states: What the guard keeps for each event loop.
-        enabled: Whether flights are shared.
-        rollout: Fraction of all ops, always the same ones, whose flights are shared.
-    """
-
-    __slots__ = ("_states", "enabled", "rollout")
-
-    def __init__(self, states: LoopStates, *, enabled: bool, rollout: float) -> None:
-        self._states = states
-        self.enabled = enabled
-        self.rollout = rollout
+    _states: LoopStates
+    enabled: bool  # flights are shared
+    rollout: float  # fraction of all ops, always the same ones, whose flights are shared
 
     def make_lookup(
         self,
