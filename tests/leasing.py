@@ -1,14 +1,13 @@
 """A leasing store in memory, for what the guard does with one; what Redis does is for tests with a real one."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
 from contextlib import asynccontextmanager
 from contextvars import Context
-from typing import cast
+from typing import Any
 
 from stampede_guard._codecs.fingerprint import NO_FINGERPRINT
-from stampede_guard._tokens import new_token
-from stampede_guard.stores import AcquireResult, Echo, KeysChanged, PendingAcquire, Stored, Subscription
+from stampede_guard.stores import AcquireRequest, AcquireResult, Echo, KeysChanged, Stored, Subscription
 from stampede_guard.stores._envelope import may_have_usable, tokens_of
 from stampede_guard.testing import Gate, ManualClock
 
@@ -71,31 +70,47 @@ class Server:
         return lease if lease is not None and self.clock() < lease[2] else None
 
 
-class Question:
-    """A question that was put, and what became of it.
+class DirectAcquire:
+    """The future of an acquisition that needs no task of its flight's.
 
-    Attributes:
-        token: The flight's; empty before the question sets out, and when there was a value.
-        result: The answer, if nothing has to be concluded.
-        error: Why there is none.
-        is_aborted: Whether there is none because the store was closed.
-        outcome: The answer, with whatever has to be concluded.
+    Args:
+        store: Its store.
+        task: What acquires.
     """
 
-    def __init__(self) -> None:
-        self.token = ""
-        self.result: AcquireResult | None = None
-        self.error: Exception | None = None
-        self.is_aborted = False
-        self.outcome: AcquireResult | None = None
+    def __init__(self, store: "LeasingDouble", task: "asyncio.Task[AcquireResult]") -> None:
+        self._store = store
+        self._task = task
+        self.done, self.cancelled, self.exception = task.done, task.cancelled, task.exception
+
+    def add_done_callback(self, callback: Callable[["DirectAcquire"], object]) -> None:
+        """Call *callback* when the task is done, and what the test has to do after."""
+
+        def answered(_: object) -> None:
+            callback(self)
+            self._store.after()
+
+        self._task.add_done_callback(answered, context=Context())
+
+    def result(self) -> AcquireResult:
+        """Return the result, if it is complete."""
+        result = self._task.result()
+        if self._store.has_more:
+            raise asyncio.InvalidStateError
+        return result
+
+    def __await__(self) -> Generator[Any, None, AcquireResult]:
+        return self._store.conclude(self._task).__await__()
 
 
 class LeasingDouble:
     """One process's way to the server.
 
     Attributes:
-        begins: Whether it can begin to acquire.
-        has_more: Whether there is more to each answer to what was begun, so that it has to be concluded.
+        begins: Whether a flight needs no task to acquire.
+        has_more: Whether the result of such an acquisition has to be concluded.
+        looks: How many there were.
+        after: Called in the very step in which one of them was answered.
         error: Raised by every operation while it is set.
         gate: Waited for by every operation while it is set.
         deaf: Raised by every attempt to listen while it is set.
@@ -127,6 +142,8 @@ class LeasingDouble:
         self.echoes: list[bytes] = []
         self.holds_echoes = False
         self._late_echoes: list[bytes] = []
+        self.looks = 0
+        self.after: Callable[[], object] = int
         self._under_way: set[asyncio.Task[AcquireResult]] = set()
 
     async def _ask(self, what: str) -> None:
@@ -152,78 +169,38 @@ class LeasingDouble:
             raise self.replica
         return self.replica
 
-    async def acquire(  # noqa: PLR0917  # as the protocol has it
-        self,
-        key: str,
-        tags: Sequence[str],
-        token: str,
-        lease: float,
-        reject: bytes,
-        marks_ttl: float,
-        previous_token: str = "",
-        fingerprint: bytes = NO_FINGERPRINT,
-    ) -> AcquireResult:
+    def acquire(self, request: AcquireRequest) -> Awaitable[AcquireResult]:
+        caller = asyncio.current_task()
+        is_direct = caller is None or not caller.get_name().startswith("load")
+        if not (self.begins and is_direct) or self.is_closed:
+            return self._acquire(request)
+        self.looks += 1
+        # As a batch of the real one: not by the loop's factory, nor in the context of whoever asks.
+        task = asyncio.Task(self._acquire(request), name="begun", context=Context())
+        self._under_way.add(task)
+        task.add_done_callback(self._under_way.discard, context=Context())
+        return DirectAcquire(self, task)
+
+    async def conclude(self, answered: "asyncio.Task[AcquireResult]") -> AcquireResult:
+        """Return the rest of an answer."""
+        return await answered
+
+    async def _acquire(self, request: AcquireRequest) -> AcquireResult:
+        key, token, reject, fingerprint = request.key, request.token, request.reject, request.fingerprint
         await self._ask("acquire")
         server, now = self.server, self.server.clock()
-        marks = tuple(server.marks.setdefault(tag, b"mark-%06d" % len(server.marks)) for tag in tags)
+        marks = tuple(server.marks.setdefault(tag, b"mark-%06d" % len(server.marks)) for tag in request.tags)
         envelope, until = server.values.get(key, (b"", 0.0))
         if reject != b"*" and now < until and may_have_usable(envelope, -1, fingerprint, reject):
             return AcquireResult("hit", Stored(envelope, until - now), marks=marks)
         held = server.lease_of(key)
         if held is not None and reject != b"*" and held[0] == "!":
             return AcquireResult("alone", left=held[2] - now, marks=marks)
-        if held is not None and reject != b"*" and held[0] not in (token, previous_token):
+        if held is not None and reject != b"*" and held[0] not in (token, request.previous_token):
             server.leases[key] = held[0], True, held[2]
             return AcquireResult("wait", left=held[2] - now, marks=marks)
-        server.leases[key] = token, held is not None and held[1], now + lease
+        server.leases[key] = token, held is not None and held[1], now + request.lease
         return AcquireResult("own", marks=marks)
-
-    def start_acquire(  # noqa: PLR0917  # as the protocol has it
-        self,
-        key: str,
-        tags: Sequence[str],
-        lease: float,
-        marks_ttl: float,
-        fingerprint: bytes,
-        on_answer: Callable[[], None],
-    ) -> PendingAcquire | None:
-        if not self.begins or self.is_closed:
-            return None
-        question = Question()
-        # As a batch of the real one: not by the loop's factory, nor in the context of whoever asks.
-        context = Context()
-        carrying = self._carry(question, key, tags, lease, marks_ttl, fingerprint)
-        task = asyncio.Task(carrying, name="begun", context=context)
-        self._under_way.add(task)
-
-        def answer(task: asyncio.Task[AcquireResult]) -> None:
-            self._under_way.discard(task)
-            question.is_aborted = task.cancelled()
-            if not question.is_aborted:
-                question.error = cast("Exception | None", task.exception())
-            if not question.is_aborted and question.error is None:
-                question.outcome = task.result()
-                if question.outcome.kind == "hit":
-                    question.token = ""  # nobody asked for a right
-                if not self.has_more:
-                    question.result = question.outcome
-            on_answer()
-
-        task.add_done_callback(answer, context=context)
-        return question
-
-    async def _carry(  # noqa: PLR0917  # as the protocol has it
-        self, question: Question, key: str, tags: Sequence[str], lease: float, marks_ttl: float, fingerprint: bytes
-    ) -> AcquireResult:
-        question.token = new_token()
-        return await self.acquire(key, tags, question.token, lease, b"", marks_ttl, "", fingerprint)
-
-    async def finish_acquire(self, pending: PendingAcquire, token: str) -> AcquireResult:
-        if pending.error is not None:
-            raise pending.error
-        outcome = cast("Question", pending).outcome
-        assert outcome is not None
-        return outcome
 
     async def fill(  # noqa: PLR0917  # as the protocol has it
         self,

@@ -7,7 +7,7 @@ from redis.asyncio import Redis
 from stampede_guard._codecs.codec import codec_for
 from stampede_guard._codecs.fingerprint import describe_codec, fingerprint_of, with_tags
 from stampede_guard._tokens import new_token
-from stampede_guard.stores import LeasingStore, Stored
+from stampede_guard.stores import AcquireRequest, LeasingStore, Stored
 from stampede_guard.stores.redis import RedisStore
 
 
@@ -20,7 +20,7 @@ def fingerprint_for(annotation: Any, *tags: str) -> bytes:
 async def put(store: LeasingStore, key: str, envelope: bytes, life: float = 60) -> None:
     """Store *envelope*, whatever is there and whoever has the lease."""
     token = new_token()
-    await store.acquire(key, (), token, 10, b"*", 60)
+    await store.acquire(AcquireRequest(key, (), 10, 60, token=token, reject=b"*"))
     assert await store.fill(key, token, envelope, life, None, b"w", always_publish=False)
 
 
@@ -33,7 +33,7 @@ async def bytes_at(admin: Redis, key: str) -> bytes:
 
 async def find(store: LeasingStore, key: str) -> Stored | None:
     """Return what is stored; if that is nothing, a lease of a second is left behind."""
-    verdict = await store.acquire(key, (), new_token(), 1, b"", 60)
+    verdict = await store.acquire(AcquireRequest(key, (), 1, 60))
     return verdict.stored
 
 

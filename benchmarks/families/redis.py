@@ -22,6 +22,7 @@ from benchmarks.subjects import VALUE, Function, Subject, Terms, subject_of
 from benchmarks.timing import interleaved
 from demo_api.servers import embedded_servers
 from stampede_guard import Guard, coalesce
+from stampede_guard.stores import AcquireRequest
 from stampede_guard.stores.redis import RedisStore
 
 TITLE = "A hit in Redis"
@@ -30,7 +31,6 @@ READERS = (1, 10, 100)
 BARE_GET = "redis-py GET"
 STORE = "stampede_guard's RedisStore alone"
 SECONDS = 1.0  # of a candidate's rounds
-TOKEN = "b" * 22
 
 COLUMNS = [
     Column("alone", "µs", target=Target(1.1)),
@@ -103,7 +103,7 @@ async def store_alone(url: str, keys: int) -> AsyncGenerator[Function]:
         async def ask(restaurant_id: int) -> str:
             key = f"sg1:{{{NAMESPACE}-store:menu:{restaurant_id}}}"
             async with room:
-                verdict = await store.acquire(key, (), TOKEN, 2.0, b"", 0.0, "", fingerprint)
+                verdict = await store.acquire(AcquireRequest(key, (), 2.0, 0.0, fingerprint))
             # Decoding the value is the guard's part.
             return VALUE if verdict.stored is not None else ""
 

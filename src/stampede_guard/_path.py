@@ -369,7 +369,7 @@ class FlightLoad:
         """Store what was loaded, if that can be; return whether L2 knows of nothing later."""
         policy = self._operation.policy
         life = _spread(cast("float", policy.l2_ttl), policy.jitter)
-        is_latest = await lease.fill(payload, life, version, partial(self._may_put, flight))
+        is_latest = await lease.fill(payload, life, version, partial(self._may_put, flight), self._operation.name)
         if lease.is_store_unavailable and self._state.backplane is not None:
             self._trusted_ttl = UNTRUSTED_TTL
         return is_latest

@@ -18,6 +18,7 @@ from demo_api.servers import ValkeyServer
 from stampede_guard import Guard, InvalidationPending
 from stampede_guard._l2.tier import key_of
 from stampede_guard._tokens import new_token
+from stampede_guard.stores import AcquireRequest
 from stampede_guard.stores._envelope import seal
 from stampede_guard.stores._redis.node import ConnectionLimits, Node, UnexpectedReply
 from stampede_guard.stores._redis.scripts import ACQUIRE, FILL, INVALIDATE, Script
@@ -192,7 +193,7 @@ async def test_fill_whose_answer_was_lost_is_not_refused(wire: Wire, store: Redi
     """Asked once more, the store says that the value that is there is this flight's."""
     token = new_token()
     await put(store, key_of(namespace, "menu-8"), b"soup")  # the server knows the scripts
-    await store.acquire(key_of(namespace, "menu-7"), (), token, 60, b"", 60)
+    await store.acquire(AcquireRequest(key_of(namespace, "menu-7"), (), 60, 60, token=token))
 
     cut_next_reply(wire)
     sent = Sent(wire, FILL)

@@ -22,9 +22,9 @@ from stampede_guard._l2.lease import Lease
 from stampede_guard._l2.tier import Tier
 from stampede_guard._stats import Counters
 from stampede_guard._tokens import new_token
-from stampede_guard.stores import FAILED_NODE, Refused
+from stampede_guard.stores import FAILED_NODE, AcquireRequest, Refused
 from stampede_guard.stores._redis.node import Command, Node, Redirected
-from stampede_guard.stores._redis.requests import AcquireRequest
+from stampede_guard.stores._redis.requests import ValueRequest
 from stampede_guard.stores._redis.topology import cluster
 from stampede_guard.stores._redis.topology.base import Topology
 from stampede_guard.stores._redis.topology.cluster import Cluster
@@ -364,7 +364,7 @@ async def test_fill_between_the_parts_of_an_invalidation(
             await store.fill(key, token, b"old", 60, None, b"w", always_publish=False)
 
     monkeypatch.setattr(store, "_invalidate", key_by_key)
-    await store.acquire(key, (), token, 60, b"", 60)
+    await store.acquire(AcquireRequest(key, (), 60, 60, token=token))
     await store.invalidate(key, None, b"i")
     found = await find(store, key)
     await store.aclose()
@@ -416,7 +416,7 @@ async def test_batches_and_a_slot_that_moved(
     try:
         mark = f"{moved}:t"
         found = await asyncio.gather(*(find(store, key) for key in [*keys[:30], moved, *keys[30:]]))
-        verdicts = await asyncio.gather(*(store.acquire(key, (mark,), new_token(), 60, b"", 60) for key in keys))
+        verdicts = await asyncio.gather(*(store.acquire(AcquireRequest(key, (mark,), 60, 60)) for key in keys))
         ask(target, "DEL", f"{moved}:l", mark)
     finally:
         await give(shared, slot_of(moved), owner)
@@ -434,9 +434,10 @@ async def test_node_that_is_down_is_its_own_ops_trouble(key: str) -> None:
         dead = Node("Redis 2", Connection, {"host": HOST, "port": free_port()}, LIMITS)
         node = store._topology.primary(key)
         await put(store, key, b"soup")
-        look = AcquireRequest(key, (new_token(), 1000, b"", ""), 100, (f"{key}:t",), 1000)
+        asked = AcquireRequest(key, (f"{key}:t",), 1, 1)
+        look = ValueRequest(node, key, 100, (f"{key}:t",), 1000, asked=asked)
         with pytest.raises(redis.exceptions.ConnectionError):
-            await store._submit(node, look, [dead])
+            await store._submit(look, [dead])
         assert await find(store, key) is not None
         await store.aclose()
 
@@ -447,10 +448,11 @@ async def test_error_names_the_node_of_a_tag(is_of_replica: bool, key: str) -> N
     with valkey_server() as healthy:
         store = RedisStore(healthy.url, deadline=5, connect_timeout=5)
         dead = Node("Redis 2", Connection, {"host": HOST, "port": free_port()}, LIMITS)
-        rights = None if is_of_replica else (new_token(), 1000, b"", "")
-        read = AcquireRequest(key, rights, 100, (f"{key}:t",), 0 if is_of_replica else 1000)
+        node, tags = store._topology.primary(key), (f"{key}:t",)
+        asked = None if is_of_replica else AcquireRequest(key, tags, 1, 1)
+        read = ValueRequest(node, key, 100, tags, 0 if is_of_replica else 1000, asked=asked)
         with pytest.raises(redis.exceptions.ConnectionError) as failure:
-            await store._submit(store._topology.primary(key), read, [dead])
+            await store._submit(read, [dead])
         await store.aclose()
 
     assert (None if is_of_replica else "Redis 2") == getattr(failure.value, FAILED_NODE, None)

@@ -12,8 +12,8 @@ from redis.asyncio import Redis
 
 from stampede_guard import Guard, LoadCancelled
 from stampede_guard._operations import operation
-from stampede_guard.stores import AcquireResult, PendingAcquire, Refused
-from stampede_guard.stores._redis.requests import AcquireRequest, CallbackReply
+from stampede_guard.stores import AcquireRequest, AcquireResult, Refused
+from stampede_guard.stores._redis.requests import ValueRequest
 from stampede_guard.stores.redis import RedisStore
 
 MakeGuard = Callable[..., Guard]
@@ -77,16 +77,32 @@ def counted(guard: Guard, method: str) -> list[Any]:
     return made
 
 
+def acquisitions(guard: Guard) -> tuple[list[Any], list[Any]]:
+    """Return two lists to which each acquisition is added: those outside, and those inside of a flight's task."""
+    store: Any = tier_of(guard).store
+    acquire, without, within = store.acquire, [], []
+
+    def counting(request: AcquireRequest) -> Any:
+        task = asyncio.current_task()
+        assert task is not None
+        made = within if task.get_name().startswith("load") else without
+        made.append(acquire(request))
+        return made[-1]
+
+    store.acquire = counting
+    return without, within
+
+
 def is_at_rest(guard: Guard) -> bool:
     """Whether *guard* has nothing left to do."""
     tier = tier_of(guard)
-    return not (guard._states.running().board._up or tier.upkeep or tier.asking._reserved)
+    return not (guard._states.running().board._up or tier.upkeep or tier.asking._in_use)
 
 
 async def test_hit_is_read_without_a_task(guard: Guard) -> None:
     """A value that is there costs a question that is begun, and nothing else."""
     await guard.fetch(OP, Kitchen().load, **LIFE)
-    begun, asked = counted(guard, "start_acquire"), counted(guard, "acquire")
+    begun, asked = acquisitions(guard)
     names: set[str] = set()
 
     def watch() -> None:
@@ -105,7 +121,7 @@ async def test_hit_is_read_without_a_task(guard: Guard) -> None:
 
 async def test_everybody_leaves_at_any_moment(guard: Guard, admin: Redis, key: str) -> None:
     """Wherever a question is when everybody leaves: the right that it brings, if any, is not kept."""
-    begun, given = counted(guard, "start_acquire"), counted(guard, "release")
+    (begun, _), given = acquisitions(guard), counted(guard, "release")
     kitchen = Kitchen()
     for when in range(12):
         call = asyncio.create_task(guard.fetch(OP, kitchen.load, on_abandon="cancel", **LIFE))
@@ -125,7 +141,7 @@ async def test_everybody_leaves_at_any_moment(guard: Guard, admin: Redis, key: s
 @pytest.mark.parametrize("leaves", [False, True])
 async def test_script_that_the_server_does_not_know(leaves: bool, guard: Guard, admin: Redis, key: str) -> None:  # noqa: FBT001
     """Such an answer is followed up in the flight's task, with the script's text, unless everybody has left."""
-    concluded = counted(guard, "finish_acquire")
+    concluded = counted(guard, "_follow_up")
     kitchen = Kitchen()
     await admin.script_flush()
     call = asyncio.create_task(guard.fetch(OP, kitchen.load, on_abandon="cancel", **LIFE))
@@ -158,10 +174,10 @@ async def test_right_that_came_with_a_refused_mark(guard: Guard, admin: Redis, k
 
 
 async def test_one_connection_for_all(make_guard: MakeGuard) -> None:
-    """When no batch can set out a flight waits in a task, until one can; everybody is answered."""
+    """When no pipeline can start a flight waits until one can, without a task; all callers are answered."""
     kitchen = Kitchen()
     async with make_guard(max_connections=1) as guard:
-        begun, asked = counted(guard, "start_acquire"), counted(guard, "acquire")
+        begun, asked = acquisitions(guard)
         calls = []
         for number in range(20):
             calls.append(asyncio.create_task(guard.fetch(f"menu-{number}", kitchen.load, **LIFE)))
@@ -169,8 +185,7 @@ async def test_one_connection_for_all(make_guard: MakeGuard) -> None:
         answers = await asyncio.gather(*calls)
 
     assert (["soup"] * 20, 20) == (answers, kitchen.loads)
-    assert None in begun
-    assert begun.count(None) == len(asked)
+    assert (20, []) == (len(begun), asked)
 
 
 class Grumpy:
@@ -188,7 +203,7 @@ async def test_codec_that_cancels_ends_its_own_flight_alone(tally: HitCounter, n
     async with Guard(tally.url, namespace=namespace, deadline=5, connect_timeout=5) as guard:
         for number in range(3):
             await guard.fetch(f"menu-{number}", Kitchen().load, **LIFE)
-        asked = counted(guard, "acquire")
+        _, asked = acquisitions(guard)
         tally.restart()
         codecs: list[dict[str, Any]] = [{"returns": str}, {"codec": Grumpy()}, {"returns": str}]
         answers = await asyncio.gather(
@@ -246,7 +261,7 @@ async def test_value_that_was_found_is_let_go(guard: Guard) -> None:
     await guard.fetch(OP, kitchen.load, **LIFE)
 
     def there() -> int:
-        return sum(isinstance(each, CallbackReply | AcquireResult) for each in gc.get_objects())
+        return sum(isinstance(each, ValueRequest | AcquireRequest | AcquireResult) for each in gc.get_objects())
 
     gc.collect()
     gc.disable()
@@ -264,65 +279,64 @@ async def test_value_that_was_found_is_let_go(guard: Guard) -> None:
 # The store by itself
 
 
-def begin(store: RedisStore, key: str, *tags: str) -> tuple[PendingAcquire | None, asyncio.Event]:
-    """Begin to acquire; return what was begun, and what is set once it is answered."""
-    answered = asyncio.Event()
-    return store.start_acquire(key, tags, 60, 60, bytes(8), answered.set), answered
+def begin(store: RedisStore, key: str, *tags: str) -> tuple[Any, AcquireRequest, asyncio.Event]:
+    """Begin to acquire; return the future, its request, and what is set once it is answered."""
+    answered, request = asyncio.Event(), AcquireRequest(key, tags, 60, 60, bytes(8))
+    future: Any = store.acquire(request)
+    future.add_done_callback(lambda _: answered.set())
+    return future, request, answered
 
 
 async def test_token_is_drawn_when_a_right_is_asked_for(store: RedisStore, key: str, admin: Redis) -> None:
     """Until then there is none; it is the one under which the server gives the right."""
-    begun, answered = begin(store, key)
-    assert begun is not None
-    before = begun.token, begun.result
+    begun, request, answered = begin(store, key)
+    before = request.drawn_token, begun.done()
     await answered.wait()
-    assert begun.result is not None
 
-    assert ("", None) == before
-    assert ("own", begun.token.encode()) == (begun.result.kind, await admin.get(f"{key}:l"))
-    assert begun.result == await store.finish_acquire(begun, begun.token)
+    assert ("", False) == before
+    assert ("own", request.drawn_token.encode()) == (begun.result().kind, await admin.get(f"{key}:l"))
+    assert begun.result() == await begun
 
 
 async def test_question_that_cannot_be_begun(
     store: RedisStore, key: str, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing is begun where the marks are elsewhere, where no batch can set out, or when the store is closed."""
+    """A flight needs a task where the marks are elsewhere, and when the store is closed."""
     primary, tag = store._topology.primary, f"sg1:{{{namespace}:soups}}:t"
     other: Any = object()
     with monkeypatch.context() as patch:
         patch.setattr(store._topology, "primary", lambda key: other if key == tag else primary(key))
-        elsewhere = begin(store, key, tag)[0], begin(store, key)[0]
-    batches = store._pipeliner_of(primary(key))
-    with monkeypatch.context() as patch:
-        patch.setattr(type(batches), "is_full", True)
-        full, _ = begin(store, key)
+        elsewhere: Any = store.acquire(AcquireRequest(key, (tag,), 60, 60))
+        elsewhere.close()
+        here: Any = store.acquire(AcquireRequest(key, (), 60, 60))
     await store.aclose()
-    closed, _ = begin(store, key)
+    closed: Any = store.acquire(AcquireRequest(key, (), 60, 60))
 
-    assert (None, True) == (elsewhere[0], isinstance(elsewhere[1], CallbackReply))
-    assert (None, None) == (full, closed)
+    has_callbacks = [hasattr(each, "add_done_callback") for each in (elsewhere, here)]
+    assert ([False, True], True) == (has_callbacks, closed.done())
+    with pytest.raises(ConnectionError, match="closed"):
+        await closed
 
 
 async def test_store_that_is_closed_over_a_question(store: RedisStore, key: str) -> None:
     """Whoever began is told once that there will be no answer, which is nobody's fault."""
-    begun, answered = begin(store, key)
-    assert begun is not None
+    begun, _, answered = begin(store, key)
     await store.aclose()
 
     assert answered.is_set()
-    assert (None, None, True) == (begun.result, begun.error, begun.is_aborted)
+    assert begun.cancelled()
 
 
 async def test_refusal_is_raised_when_it_is_concluded(store: RedisStore, key: str, admin: Redis) -> None:
     """A key that is none of ours is refused to whoever concludes."""
     await admin.rpush(f"{key}:l", "no lease")
-    begun, answered = begin(store, key)
-    assert begun is not None
+    begun, _, answered = begin(store, key)
     await answered.wait()
 
-    assert begun.result is None
+    with pytest.raises(asyncio.InvalidStateError):
+        begun.result()
     with pytest.raises(Refused, match="WRONGTYPE"):
-        await store.finish_acquire(begun, begun.token)
+        await begun
 
 
 async def test_refusal_is_dealt_with_as_the_asked_node_s(
@@ -331,8 +345,8 @@ async def test_refusal_is_dealt_with_as_the_asked_node_s(
     """Should another server have taken over meanwhile, it is not the one that has refused."""
     topology: Any = store._topology
     node, followed = topology.primary(key), []
-    told = CallbackReply(node, AcquireRequest(key, ("t" * 22, 1_000, b"", ""), 100, (), 1_000), lambda: None)
-    told.set_result((Refused("ReadOnlyError"), ()))
+    begun, _, _ = begin(store, key)
+    begun.finish((Refused("ReadOnlyError"), ()))
 
     async def follow(*args: Any) -> None:
         followed.append(args[:2])
@@ -340,6 +354,6 @@ async def test_refusal_is_dealt_with_as_the_asked_node_s(
     monkeypatch.setattr(topology, "follow", follow)
     monkeypatch.setattr(topology, "primary", lambda _: None)
     with pytest.raises(Refused, match="ReadOnlyError"):
-        await store.finish_acquire(told, "t" * 22)
+        await begun
 
     assert [node] == [asked for _, asked in followed]

@@ -227,18 +227,14 @@ async def test_value_that_was_read_from_the_store_before_is_not_remembered(  # f
     await ask(second, Table("old"))
     gate = Gate()
     store: Any = tier_of(first).store
-    begin = store.start_acquire
-    under_way: list[asyncio.Task[None]] = []
+    acquire = store.acquire
 
-    async def later(tell: Callable[[], None]) -> None:
+    async def later(pending: Any) -> Any:
+        result = await pending
         await gate.passage()
-        tell()
+        return result
 
-    def late(*args: Any) -> Any:
-        *question, tell = args
-        return begin(*question, lambda: under_way.append(asyncio.create_task(later(tell))))
-
-    monkeypatch.setattr(store, "start_acquire", late)
+    monkeypatch.setattr(store, "acquire", lambda request: asyncio.create_task(later(acquire(request))))
     call = ask(first, Table("not asked for"))
     await gate.arrivals(1)
     await invalidate(second if is_other else first)

@@ -12,7 +12,7 @@ from redis.asyncio.connection import Connection
 from stored import find, pool_of, put
 
 from stampede_guard._tokens import new_token
-from stampede_guard.stores import AcquireResult, Refused, Stored
+from stampede_guard.stores import AcquireRequest, AcquireResult, Refused, Stored
 from stampede_guard.stores import redis as stores_redis
 from stampede_guard.stores._envelope import seal
 from stampede_guard.stores._redis.node import ConnectionLimits, Node
@@ -59,7 +59,7 @@ async def together(*questions: Awaitable[T]) -> list[T]:
 
 async def acquire(store: RedisStore, key: str, *tags: str, reject: bytes = b"") -> AcquireResult:
     """Ask for the value or the lease, and for marks that have to last a minute."""
-    return await store.acquire(key, tags, new_token(), 60, reject, 60)
+    return await store.acquire(AcquireRequest(key, tags, 60, 60, reject=reject))
 
 
 async def expect_hits(store: RedisStore, tally: HitCounter, key: str) -> None:
@@ -95,7 +95,7 @@ async def test_changes_of_one_iteration_are_one_request(
 ) -> None:
     """So do fills, renewals, releases and invalidations, in any mixture, and each gets its own answer."""
     token = new_token()
-    await together(*(store.acquire(key, (), token, 60, b"*", 60) for key in keys[:3]))
+    await together(*(store.acquire(AcquireRequest(key, (), 60, 60, token=token, reject=b"*")) for key in keys[:3]))
     tally.restart()
 
     outcomes = await together(
@@ -174,7 +174,7 @@ async def test_number_of_questions_in_a_request_is_bounded(
 async def test_bytes_of_a_request_are_bounded(store: RedisStore, tally: HitCounter, keys: list[str]) -> None:
     """Of six fills of 60 KB, two travel together; a larger one travels by itself, and arrives."""
     token = new_token()
-    await together(*(store.acquire(key, (), token, 60, b"*", 60) for key in keys[:7]))
+    await together(*(store.acquire(AcquireRequest(key, (), 60, 60, token=token, reject=b"*")) for key in keys[:7]))
     tally.restart()
 
     sizes = [60_000] * 6 + [500_000]

@@ -14,7 +14,7 @@ from stored import find, pool_of, put
 from demo_api.servers import valkey_server
 from stampede_guard import ConfigurationError, Guard
 from stampede_guard._tokens import new_token
-from stampede_guard.stores import AcquireResult, Echo, Refused
+from stampede_guard.stores import AcquireRequest, AcquireResult, Echo, Refused
 from stampede_guard.stores._envelope import seal
 from stampede_guard.stores.redis import RedisStore, redis_stores
 
@@ -52,7 +52,7 @@ def sealed(token: str, version: int = 0, payload: bytes = b"soup") -> bytes:
 
 async def acquire(store: RedisStore, key: str, token: str, reject: bytes = b"", lease: float = 60) -> AcquireResult:
     """Ask for the value or the lease."""
-    return await store.acquire(key, (), token, lease, reject, 60)
+    return await store.acquire(AcquireRequest(key, (), lease, 60, token=token, reject=reject))
 
 
 async def fill(store: RedisStore, key: str, token: str, version: int | None = None) -> bool:
@@ -194,9 +194,9 @@ async def test_end_of_a_load_is_told_if_somebody_waits(ends: str, waiters: int, 
 
 async def test_mark_of_a_tag_stays_until_it_is_invalidated(store: RedisStore, key: str, tag: str) -> None:
     """Every reader gets the same mark; after the tag's invalidation another."""
-    verdicts = [await store.acquire(key, (tag,), new_token(), 60, b"", 60) for _ in range(2)]
+    verdicts = [await store.acquire(AcquireRequest(key, (tag,), 60, 60)) for _ in range(2)]
     await store.invalidate_tag(tag, b"random", 60, WORD)
-    verdicts.append(await store.acquire(key, (tag,), new_token(), 60, b"", 60))
+    verdicts.append(await store.acquire(AcquireRequest(key, (tag,), 60, 60)))
     first, second, third = (verdict.marks for verdict in verdicts)
 
     assert first == second
@@ -206,8 +206,8 @@ async def test_mark_of_a_tag_stays_until_it_is_invalidated(store: RedisStore, ke
 
 async def test_life_of_a_mark_is_prolonged(store: RedisStore, key: str, tag: str, admin: Redis) -> None:
     """A mark outlives the values that carry it, however long ago it was made."""
-    await store.acquire(key, (tag,), new_token(), 60, b"", 10)
-    (mark,) = (await store.acquire(key, (tag,), new_token(), 60, b"", 1000)).marks
+    await store.acquire(AcquireRequest(key, (tag,), 60, 10))
+    (mark,) = (await store.acquire(AcquireRequest(key, (tag,), 60, 1000))).marks
 
     assert 900 < await admin.ttl(tag) <= 1000
     assert await admin.get(tag) == mark
@@ -218,7 +218,7 @@ async def test_server_that_has_forgotten_the_scripts_is_taught(store: RedisStore
     token = new_token()
     for _ in range(2):
         await admin.script_flush()
-        await store.acquire(key, (f"{key}:t",), token, 60, b"*", 60)
+        await store.acquire(AcquireRequest(key, (f"{key}:t",), 60, 60, token=token, reject=b"*"))
         await admin.script_flush()
         assert [True] == await store.renew([(key, token, 60)])
         await admin.script_flush()
@@ -353,11 +353,11 @@ async def use_store(url: str) -> None:
     try:
         await store.open()
         async with store.listen():
-            await store.acquire(op, (mark,), token, 60, b"", 60)
-            await store.acquire(op, (mark,), new_token(), 60, b"", 6000)  # waits, and prolongs the mark
+            await store.acquire(AcquireRequest(op, (mark,), 60, 60, token=token))
+            await store.acquire(AcquireRequest(op, (mark,), 60, 6000))  # waits, and prolongs the mark
             await store.renew([(op, token, 60)])
             await store.fill(op, token, sealed(token), 60, 7, WORD, always_publish=True)
-            await store.acquire(op, (mark,), token, 60, b"*", 60)
+            await store.acquire(AcquireRequest(op, (mark,), 60, 60, token=token, reject=b"*"))
             await store.release([(op, token, WORD, False)])
             await store.stored_by(f"{op}:v")
             await store.invalidate(op, 7, WORD)

@@ -22,7 +22,7 @@ import stampede_guard
 from stampede_guard import Guard, InvalidationPending, LoadCancelled, Scoreboard
 from stampede_guard import _path as course_module
 from stampede_guard._operations.policy import Policy
-from stampede_guard.stores import AcquireResult, Refused, Stored
+from stampede_guard.stores import AcquireRequest, AcquireResult, Refused, Stored
 from stampede_guard.stores._envelope import seal
 from stampede_guard.testing import FaultStore, Gate, ManualClock
 
@@ -263,8 +263,8 @@ class SlowLeasing(LeasingDouble):
         await ticks(next(self._costs))
         await self._ask_now(what)
 
-    async def acquire(self, *args: Any, **options: Any) -> AcquireResult:
-        verdict = await super().acquire(*args, **options)
+    async def _acquire(self, request: AcquireRequest) -> AcquireResult:
+        verdict = await super()._acquire(request)
         await ticks(next(self._costs))
         return verdict
 
@@ -386,7 +386,7 @@ async def test_i3_no_right_to_load_outlives_its_flight(begin: str, is_there: boo
             while site.board._up or site.tier.upkeep:
                 await ticks(1)
 
-            assert ({}, 0, 0) == (server.leases, site.tier.asking._reserved, guard.stats().in_flight), when
+            assert ({}, 0, 0) == (server.leases, site.tier.asking._in_use, guard.stats().in_flight), when
             await guard.invalidate(OP)
 
 
@@ -533,8 +533,8 @@ class DeadlinedLeasing(LeasingDouble):
                 await asyncio.get_running_loop().create_future()
         await super()._ask(what)
 
-    async def acquire(self, *args: Any, **options: Any) -> AcquireResult:
-        verdict = await super().acquire(*args, **options)
+    async def _acquire(self, request: AcquireRequest) -> AcquireResult:
+        verdict = await super()._acquire(request)
         self.server.clock.advance(verdict.kind == "wait")
         return verdict
 

@@ -21,7 +21,7 @@ from stampede_guard._l2.access import StoreAccess
 from stampede_guard._l2.tier import Tier
 from stampede_guard._loops import LoopState
 from stampede_guard._stats import Counters, Stats
-from stampede_guard.stores import AcquireResult, PendingAcquire, Refused, StoreOverloaded
+from stampede_guard.stores import AcquireRequest, AcquireResult, Refused, StoreOverloaded
 from stampede_guard.stores._breaker import Breaker
 from stampede_guard.stores._envelope import seal
 from stampede_guard.testing import FaultStore, Gate, ManualClock
@@ -40,31 +40,15 @@ class Store(LeasingDouble):
     """A store of which is known when it is asked, and when it answers.
 
     Attributes:
-        looks: How many questions were begun.
-        after: Called in the very step in which a question was answered.
         later: Waited for by every request to acquire, after it took effect.
     """
 
     def __init__(self, server: Server) -> None:
         super().__init__(server)
-        self.looks = 0
-        self.after: Callable[[], object] = int
         self.later: Gate | None = None
 
-    def start_acquire(self, *args: Any, **options: Any) -> PendingAcquire | None:
-        start: Any = super().start_acquire
-        *rest, on_answer = args
-
-        def answered() -> None:
-            on_answer()
-            self.after()
-
-        begun = start(*rest, answered, **options)
-        self.looks += begun is not None
-        return begun
-
-    async def acquire(self, *args: Any, **options: Any) -> AcquireResult:
-        verdict = await super().acquire(*args, **options)
+    async def _acquire(self, request: AcquireRequest) -> AcquireResult:
+        verdict = await super()._acquire(request)
         if self.later is not None:
             await self.later.passage()
         return verdict
@@ -149,7 +133,7 @@ class Process:
     def is_at_rest(self) -> bool:
         """Whether nothing is left of whatever was asked."""
         board, tier = self.site.board, self.tier
-        return not (board._up or board.flights or tier.upkeep or tier.asking._reserved)
+        return not (board._up or board.flights or tier.upkeep or tier.asking._in_use)
 
 
 @pytest.fixture(autouse=True)
@@ -427,29 +411,40 @@ async def test_load_within_a_load_looks(process: Process) -> None:
 # When nothing can be begun
 
 
+def failing_once(store: Store) -> Callable[[AcquireRequest], Any]:
+    """Return a function that fails once in place of `store.acquire`, which takes a task from then on."""
+    acquire = store.acquire
+
+    def fail(_: AcquireRequest) -> None:
+        store.begins = False
+        store.acquire = acquire
+        raise ConnectionError
+
+    return fail
+
+
 @pytest.mark.parametrize(
     "why", ["the store begins nothing", "it does not know who has the key", "replicas", "an open breaker", "a bound"]
 )
-async def test_flight_that_cannot_look(why: str, process: Process, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_flight_that_cannot_look(why: str, process: Process) -> None:
     """Where a look would have to wait for something, the flight has a task from the first."""
     process.put()
     if why == "the store begins nothing":
         process.store.begins = False
     elif why == "it does not know who has the key":
-
-        def begin(*_: object) -> None:
-            raise ConnectionError
-
-        monkeypatch.setattr(process.store, "start_acquire", begin)
+        untyped(process.store).acquire = failing_once(process.store)
     elif why == "replicas":
         process.store.has_replicas = True
     elif why == "an open breaker":
         process.breaker.trip("a test")
     else:
-        process.tier.asking = StoreAccess("Leasing", 0, process.clock)
-        process.tier.asking._slots.release()
+        process.tier.asking = StoreAccess("Leasing", 1, process.clock)
+        process.tier.asking.reserve("Leasing")
     gate = process.store.gate = process.gate = Gate()
     call = process.ask()
+    if why == "a bound":
+        await eventually(lambda: process.tier.asking._queue)
+        process.tier.asking.release("read", None)
     await gate.arrivals(1)
     flight = process.flight
 
@@ -486,7 +481,7 @@ async def test_questions_that_are_begun_are_bounded() -> None:
     asking.release("read", None)
     first.trip("a test")
     assert asking.reserve("Redis") is None
-    assert 0 == asking._reserved
+    assert 0 == asking._in_use
 
 
 # Errors
@@ -537,16 +532,16 @@ async def test_store_that_does_not_answer(
 async def test_request_that_was_lost_is_repeated_under_another_token(process: Process) -> None:
     """A look that was lost with its connection is made up for in the flight's task, and loads nothing twice."""
     tokens: list[str] = []
-    acquire = process.store.acquire
+    acquire = process.store._acquire
 
-    async def lost(*args: Any) -> AcquireResult:
-        tokens.append(args[2])
-        verdict = await acquire(*args)
+    async def lost(request: AcquireRequest) -> AcquireResult:
+        tokens.append(request.token)
+        verdict = await acquire(request)
         if len(tokens) == 1:
             raise ConnectionResetError
         return verdict
 
-    process.store.acquire = lost
+    process.store._acquire = lost
     answer = await process.ask()
 
     assert ("loaded", 2, 2, 0) == (answer, len(tokens), len(set(tokens)), process.stats.l2_errors)
@@ -637,14 +632,14 @@ async def test_everybody_leaves_while_it_looks(is_there: bool, process: Process)
 async def test_error_that_comes_when_everybody_has_left(process: Process) -> None:
     """Nobody asks again for a flight that is over, but it is counted; a right that it may have got is given back."""
     gate = Gate()
-    acquire = process.store.acquire
+    acquire = process.store._acquire
 
-    async def lost(*args: Any) -> AcquireResult:
-        await acquire(*args)
+    async def lost(request: AcquireRequest) -> AcquireResult:
+        await acquire(request)
         await gate.passage()
         raise ConnectionResetError
 
-    process.store.acquire = lost
+    process.store._acquire = lost
     call = await process.looking(gate, on_abandon="cancel")
     held = [*process.server.leases]
     call.cancel()
@@ -738,7 +733,7 @@ async def test_request_that_is_cancelled(begins: bool, process: Process) -> None
     gate = process.store.later = Gate()
     if begins:
         process.store.later = None
-        untyped(process.store).finish_acquire = _held_up(gate)
+        untyped(process.store).conclude = _held_up(gate)
     call = process.ask(on_abandon="cancel")
     await gate.arrivals(1)
     held = [*process.server.leases]
@@ -750,7 +745,7 @@ async def test_request_that_is_cancelled(begins: bool, process: Process) -> None
 
 
 def _held_up(gate: Gate) -> Callable[..., Awaitable[AcquireResult]]:
-    async def conclude(_: PendingAcquire, __: str) -> AcquireResult:
+    async def conclude(_: object) -> AcquireResult:
         await gate.passage()
         raise AssertionError
 
@@ -847,6 +842,23 @@ async def test_store_that_is_closed_under_a_look(process: Process) -> None:
     with pytest.raises(LoadCancelled, match="menu-7: the load was cancelled with its request"):
         await call
     assert (0, 0) == (process.loads, process.stats.l2_errors)
+
+
+async def test_lease_that_was_granted_to_a_cancelled_request(process: Process) -> None:
+    """A request may be cancelled after it took effect, and its store may go on: its lease is released."""
+    process.store.later = Gate()
+    call = process.ask()
+    await process.store.later.arrivals(1)
+    held = [*process.server.leases]
+    for task in process.store._under_way:
+        task.cancel()
+    with pytest.raises(LoadCancelled):
+        await call
+    is_owed = not process.tier.leases.is_idle
+    process.tier.leases.close()
+    await eventually(process.is_at_rest)
+
+    assert ([KEY], True, {}) == (held, is_owed, process.server.leases)
 
 
 async def test_drain_waits_for_what_looks(process: Process, pause: Pause) -> None:
@@ -1069,14 +1081,14 @@ async def test_batch_does_not_wait_for_a_hit_that_has_landed(process: Process, p
     process.site.memory.clear()
     asked.clear()
     late = Gate()
-    acquire = process.store.acquire
+    acquire = process.store._acquire
 
-    async def held_up(key: str, *args: Any) -> AcquireResult:
-        if "menu-2}" in key:
+    async def held_up(request: AcquireRequest) -> AcquireResult:
+        if "menu-2}" in request.key:
             await late.passage()
-        return await acquire(key, *args)
+        return await acquire(request)
 
-    process.store.acquire = held_up
+    process.store._acquire = held_up
     call = asyncio.create_task(load([1, 3, 2, 4]))
     await eventually(lambda: {"sg1:{default:menu-3}", "sg1:{default:menu-4}"} <= process.server.leases.keys())
     await late.arrivals(1)

@@ -9,7 +9,7 @@ from stampede_guard._l2.lease import Found, Lease
 from stampede_guard._l2.messages import Message, woken
 from stampede_guard._l2.tier import Tier
 from stampede_guard._stats import Counters
-from stampede_guard.stores import AcquireResult, Refused, Stored, StoreOverloaded
+from stampede_guard.stores import AcquireRequest, AcquireResult, Refused, Stored, StoreOverloaded
 from stampede_guard.stores._envelope import seal
 from stampede_guard.testing import Gate, ManualClock
 
@@ -193,9 +193,9 @@ async def test_values_that_will_not_do_have_an_end(
     """A store that has another value that will not do each time is given up after some."""
     acquire = here.store.acquire
 
-    async def another(*args: Any) -> AcquireResult:
+    async def another(request: AcquireRequest) -> AcquireResult:
         server.values[KEY] = seal("menus:menu-8", b"salad", f"{len(here.store.asked):022}"), server.clock() + 60
-        return await acquire(*args)
+        return await acquire(request)
 
     monkeypatch.setattr(here.store, "acquire", another)
 
@@ -207,9 +207,9 @@ async def test_request_that_was_lost(here: Process, server: Server, monkeypatch:
     """What was lost with its connection is asked for once more, as another flight that inherits from the first."""
     acquire, tokens = here.store.acquire, []
 
-    async def lost(*args: Any) -> AcquireResult:
-        tokens.append(args[2])
-        verdict = await acquire(*args)
+    async def lost(request: AcquireRequest) -> AcquireResult:
+        tokens.append(request.token)
+        verdict = await acquire(request)
         if len(tokens) == 1:
             raise ConnectionResetError
         return verdict
@@ -242,8 +242,8 @@ async def test_answer_that_came_too_late(
     """A right that was given after the deadline is given back: its flight does not know of it."""
     acquire = here.store.acquire
 
-    async def late(*args: Any) -> AcquireResult:
-        await acquire(*args)
+    async def late(request: AcquireRequest) -> AcquireResult:
+        await acquire(request)
         raise TimeoutError
 
     monkeypatch.setattr(here.store, "acquire", late)

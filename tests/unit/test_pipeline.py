@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from stampede_guard._codecs.fingerprint import NO_FINGERPRINT
-from stampede_guard.stores import LOST_TOGETHER, AcquireResult, Stored, StoreOverloaded
+from stampede_guard.stores import LOST_TOGETHER, AcquireRequest, AcquireResult, Stored, StoreOverloaded
 from stampede_guard.stores._envelope import COUNT_AT, single_value_head
 from stampede_guard.stores._redis import pipeline
 from stampede_guard.stores._redis.pipeline import Pipeliner
-from stampede_guard.stores._redis.requests import AcquireRequest, CommandRequest, Pipeline
+from stampede_guard.stores._redis.requests import CommandRequest, Pipeline, ValueRequest
 from stampede_guard.testing import Gate
 
 
@@ -54,6 +54,13 @@ def make(node: Any, concurrency: int = 1) -> tuple[Pipeliner, list[str]]:
     """Return batches for *node*, and the list of their failures."""
     failures: list[str] = []
     return Pipeliner(node, concurrency, lambda: failures.append("failed")), failures
+
+
+def asks(key: str, token: str = "") -> ValueRequest:
+    """Return a flight's request."""
+    node: Any = Node()
+    asked = AcquireRequest(key, (), 0.001, 0.001, token=token)
+    return ValueRequest(node, key, 100, (), 1, NO_FINGERPRINT, asked)
 
 
 def ping() -> CommandRequest:
@@ -132,28 +139,42 @@ async def test_those_who_waited_behind_a_failure_travel_all_the_same() -> None:
     assert failures == ["failed"]
 
 
-async def test_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who waits for room gets it when a conversation is over, or gives up in time; who leaves is not missed."""
+async def test_requests_that_wait_for_a_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests are given up when no connection becomes free in time; those behind them are sent when one does."""
     monkeypatch.setattr(pipeline, "_QUEUE_TIMEOUT", 0.05)
     gate = Gate()
-    batches, _ = make(Node(gate))
+    node = Node(gate)
+    batches, failures = make(node)
     first = batches.submit(ping())
     await gate.arrivals(1)
 
-    was_full = batches.is_full
-    with pytest.raises(StoreOverloaded):
-        await batches.wait_for_capacity()
+    late = [batches.submit(ping()) for _ in range(2)]
+    for each in late:
+        with pytest.raises(StoreOverloaded):
+            await each
     monkeypatch.setattr(pipeline, "_QUEUE_TIMEOUT", 60)
-    waiting = [asyncio.create_task(batches.wait_for_capacity()) for _ in range(2)]
-    await asyncio.sleep(0)
-    waiting[0].cancel()
+    left, last = batches.submit(ping()), batches.submit(ping())
+    left.cancel()
     gate.open()
-    await first
-    await asyncio.wait(waiting)
 
-    assert was_full
-    assert not waiting[1].cancelled()
-    assert waiting[1].exception() is None
+    assert [[b"PONG"]] * 2 == [await first, await last]
+    assert ([1, 1], []) == (node.sizes, failures)
+    await batches.aclose()
+
+
+async def test_queue_that_moves_is_not_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As long as pipelines are sent, requests wait for theirs; with nothing left to wait for there is no timer."""
+    monkeypatch.setattr(pipeline, "_MAX_REQUESTS", 1)
+    gate = Gate()
+    batches, _ = make(Node(gate))
+    calls = [batches.submit(ping()) for _ in range(3)]
+    await gate.arrivals(1)
+    batches.submit(calls.pop())
+    batches._watch_queue(pipeline._QUEUE_LOOKS, batches._sent - 1)
+    gate.open()
+
+    assert [[b"PONG"]] * 2 == [await each for each in calls]
+    await batches.aclose()
 
 
 async def test_nobody_is_told_twice() -> None:
@@ -176,7 +197,7 @@ async def test_nobody_is_told_twice() -> None:
 async def test_question_that_cannot_be_packed() -> None:
     """Whoever travels with it is told, at once; those after them are answered."""
     batches, _ = make(Node())
-    nonsense = AcquireRequest("\udc80", ("t" * 22, 1, b"", ""), 10, (), 1)
+    nonsense = asks("\udc80", "t" * 22)
 
     errors = await asyncio.gather(batches.submit(ping()), batches.submit(nonsense), return_exceptions=True)
 
@@ -226,17 +247,17 @@ async def test_question_that_comes_too_late() -> None:
 @pytest.mark.parametrize("head", [b"", bytes(COUNT_AT) + single_value_head(NO_FINGERPRINT)])
 async def test_look_that_was_given_up_after_it_was_sent(head: bytes) -> None:
     """A value for a request that was given up counts as a hit all the same, and the other requests get theirs."""
-    looks = [AcquireRequest(f"menu-{number}", ("t" * 22, 1, b"", ""), 100, (), 1) for number in range(2)]
-    for look in looks:
-        look.answer = asyncio.get_running_loop().create_future()
+    looks = [asks(f"menu-{number}", "t" * 22) for number in range(2)]
     parcel = Pipeline(looks, is_hit_likely=True)
-    left, waiting = (look.answer for look in looks)
-    assert isinstance(left, asyncio.Future)
-    assert isinstance(waiting, asyncio.Future)
+    left, waiting = looks
     left.cancel()
 
     assert [] == parcel.dispatch([7_000, head + b"soup", 8_000, head + b"salad"])
     assert (AcquireResult("hit", Stored(head + b"salad", 8.0)), 2, 2) == (waiting.result(), parcel.reads, parcel.hits)
+
+
+def _note(told: list[int], number: int, _: object) -> None:
+    told.append(number)
 
 
 async def test_who_is_told_is_told_once_and_later() -> None:
@@ -244,43 +265,38 @@ async def test_who_is_told_is_told_once_and_later() -> None:
     node = Node()
     batches, _ = make(node)
     told: list[str] = []
-    look = AcquireRequest("menu-7", ("", 1, b"", ""), 10, (), 1)
-
-    def note() -> None:
-        told.append(look.token)
-
-    begun = batches.submit_callback(look, note)
+    begun = batches.submit(asks("menu-7"))
+    asked = begun.asked
+    assert asked is not None
+    begun.add_done_callback(lambda _: told.append(asked.drawn_token))
     early = begun.done(), [*told]
     async with asyncio.timeout(10):
         while not told:
             await asyncio.sleep(0)
 
-    assert ((False, []), True, [begun.token]) == (early, begun.done(), told)
-    assert (22, None) == (len(begun.token), begun.result)
-    assert (b"PONG", ()) == begun.reply()
+    assert ((False, []), True, [asked.token]) == (early, begun.done(), told)
+    assert (22, (b"PONG", ())) == (len(asked.token), begun.result())
 
 
 async def test_who_is_told_that_there_is_no_answer() -> None:
     """That comes as it does to others: each has an exception of their own, and it is raised when they look."""
     batches, _ = make(Node(error=ConnectionError("cut")))
     told: list[int] = []
-    looks = [AcquireRequest(f"menu-{number}", ("", 1, b"", ""), 10, (), 1) for number in range(2)]
-    begun = [batches.submit_callback(look, partial(told.append, number)) for number, look in enumerate(looks)]
+    looks = [asks(f"menu-{number}") for number in range(2)]
+    begun = [batches.submit(look) for look in looks]
+    for number, each in enumerate(begun):
+        each.add_done_callback(partial(_note, told, number))
     async with asyncio.timeout(10):
         while len(told) < 2:
             await asyncio.sleep(0)
     errors = []
     for each in begun:
         with pytest.raises(ConnectionError, match="cut") as raised:
-            each.reply()
+            each.result()
         errors.append(raised.value)
 
-    assert ([0, 1], [None, None], [False, False]) == (
-        told,
-        [each.result for each in begun],
-        [each.is_aborted for each in begun],
-    )
-    assert errors == [each.error for each in begun]
+    assert ([0, 1], [False, False]) == (told, [each.cancelled() for each in begun])
+    assert errors == [each.exception() for each in begun]
     assert errors[0] is not errors[1]
     assert [False, True] == [LOST_TOGETHER in getattr(error, "__notes__", ()) for error in errors]
 
@@ -291,14 +307,18 @@ async def test_who_is_told_that_there_will_be_none(is_sent: bool) -> None:  # no
     gate = Gate()
     batches, failures = make(Node(gate))
     told: list[int] = []
-    looks = [AcquireRequest(f"menu-{number}", ("", 1, b"", ""), 10, (), 1) for number in range(2)]
-    begun = [batches.submit_callback(look, partial(told.append, number)) for number, look in enumerate(looks)]
+    looks = [asks(f"menu-{number}") for number in range(2)]
+    begun = [batches.submit(look) for look in looks]
+    for number, each in enumerate(begun):
+        each.add_done_callback(partial(_note, told, number))
     if is_sent:
         await gate.arrivals(1)
     await batches.aclose()
 
-    assert ([0, 1], [True, True], []) == (told, [each.is_aborted for each in begun], failures)
-    assert [(None, None, True)] * 2 == [(each.result, each.error, each.request.answer.done()) for each in begun]
+    assert ([0, 1], [True, True], []) == (told, [each.cancelled() for each in begun], failures)
+    for each in begun:
+        with pytest.raises(ConnectionError, match="closed"):
+            await each
 
 
 def test_loop_that_is_closed_over_a_batch() -> None:
@@ -309,7 +329,7 @@ def test_loop_that_is_closed_over_a_batch() -> None:
     async def begin() -> asyncio.Task[None]:
         gate = Gate()
         batches, _ = make(Node(gate))
-        batches.submit_callback(AcquireRequest("menu-7", ("", 1, b"", ""), 10, (), 1), lambda: told.append("told"))
+        batches.submit(asks("menu-7")).add_done_callback(lambda _: told.append("told"))
         await gate.arrivals(1)
         (task,) = batches._running
         return task

@@ -2,12 +2,11 @@ import asyncio
 from collections.abc import Callable
 
 import pytest
-from inside import untyped
 
 from stampede_guard import Guard, InvalidationPending
 from stampede_guard._l2 import tier as tier_module
 from stampede_guard._l2.plain import PlainStoreAdapter
-from stampede_guard.stores import AcquireResult, Refused, Stored
+from stampede_guard.stores import AcquireRequest, AcquireResult, Refused, Stored
 from stampede_guard.stores._envelope import seal
 from stampede_guard.testing import FaultStore, ManualClock
 
@@ -35,7 +34,7 @@ def test_it_can_do_nothing_special(store: PlainStoreAdapter) -> None:
 
 async def acquired(store: PlainStoreAdapter, reject: bytes = b"") -> AcquireResult:
     """Return what a flight is told."""
-    return await store.acquire(KEY, (), "t" * 22, 2, reject, 60)
+    return await store.acquire(AcquireRequest(KEY, (), 2, 60, token="t" * 22, reject=reject))
 
 
 async def test_everybody_may_load_what_is_not_there(store: PlainStoreAdapter) -> None:
@@ -93,11 +92,11 @@ async def test_opening_and_closing(store: PlainStoreAdapter, plain: FaultStore) 
     await store.aclose()
 
 
-async def test_nothing_is_begun(store: PlainStoreAdapter) -> None:
-    """A plain store is asked in a flight's task; there is nothing to conclude."""
-    assert store.start_acquire(KEY, (), 2, 60, bytes(8), lambda: None) is None
-    with pytest.raises(Refused, match="begins nothing"):
-        await store.finish_acquire(untyped(None), "t" * 22)
+async def test_it_takes_a_task(store: PlainStoreAdapter) -> None:
+    """A plain store is asked in a flight's task: what it returns is no future."""
+    acquisition = store.acquire(AcquireRequest(KEY, (), 2, 60))
+    assert not hasattr(acquisition, "add_done_callback")
+    await acquisition
 
 
 class ConfirmingStore(FaultStore):

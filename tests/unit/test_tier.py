@@ -166,7 +166,7 @@ async def test_payload_that_is_too_large_is_not_stored(rig: Rig, said: Said) -> 
 
     assert {"l2_errors": 3} == rig.counted
     assert ["write", "write"] == rig.store.asked
-    assert ["FaultStore refuses to store: values larger than max_bytes=100"] == said()
+    assert ["menu-7: a value of 101 bytes is larger than max_bytes=100, so it is not stored"] == said()
 
 
 async def test_fill_that_no_longer_holds(rig: Rig) -> None:

@@ -11,7 +11,7 @@ from stampede_guard._l2 import upkeep
 from stampede_guard._l2.lease import Found, Lease, LeaseLapsed
 from stampede_guard._l2.tier import Tier
 from stampede_guard._stats import Counters
-from stampede_guard.stores import AcquireResult, Refused
+from stampede_guard.stores import AcquireRequest, AcquireResult, Refused
 from stampede_guard.testing import FaultStore, Gate, ManualClock
 
 Pause = Callable[[], Awaitable[None]]
@@ -182,7 +182,7 @@ async def test_renewal_does_not_queue(here: Process) -> None:
     """A renewal takes no slot: thousands of operations that wait for one do not delay it."""
     await here.owned()
     for _ in range(here.store.concurrency):
-        await here.tier.asking._slots.acquire()
+        here.tier.asking.reserve("Leasing")
     await here.after(0.5)
 
     assert ["acquire", "renew"] == here.asked
@@ -281,9 +281,9 @@ async def test_question_that_queued(here: Process, monkeypatch: pytest.MonkeyPat
     """A store that tells when the question was sent is believed: the queue before that is not part of the lease."""
     acquire = here.store.acquire
 
-    async def late(*args: Any) -> AcquireResult:
+    async def late(request: AcquireRequest) -> AcquireResult:
         here.clock.advance(5)
-        return (await acquire(*args))._replace(sent_at=time.monotonic())
+        return (await acquire(request))._replace(sent_at=time.monotonic())
 
     monkeypatch.setattr(here.store, "acquire", late)
     lease = await here.owned()
@@ -452,11 +452,11 @@ async def test_lease_under_the_token_of_a_request_that_was_lost(
     """A request that is repeated under another token may be executed after all: the first token's is released too."""
     acquire, tokens = here.store.acquire, []
 
-    async def lose_the_first(*args: Any) -> AcquireResult:
-        tokens.append(args[2])
+    async def lose_the_first(request: AcquireRequest) -> AcquireResult:
+        tokens.append(request.token)
         if len(tokens) == 1:
             raise ConnectionResetError
-        return await acquire(*args)
+        return await acquire(request)
 
     monkeypatch.setattr(here.store, "acquire", lose_the_first)
     lease = await here.owned()

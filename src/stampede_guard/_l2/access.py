@@ -2,7 +2,9 @@
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import nullcontext
 from typing import TypeVar
 
 from .._stats import Counters
@@ -36,8 +38,9 @@ class StoreAccess:
         self._name = name
         self._clock = clock
         self._concurrency = concurrency
-        self._slots = asyncio.Semaphore(concurrency)
-        self._reserved = 0  # operations without a slot; as many as slots may run
+        self._in_use = 0  # slots
+        self._too_long: set[str] = set()  # names of operations
+        self._queue: deque[asyncio.Future[None]] = deque()
         self._breakers: dict[str, Breaker] = {}
         self._refusals: dict[str, tuple[str, float]] = {}  # by operation: the reason, and when last
 
@@ -51,14 +54,14 @@ class StoreAccess:
     def reserve(self, node: str) -> Breaker | None:
         """Return the breaker of *node* if an operation can start at once; `release` it afterwards."""
         breaker = self._breakers.get(node) or self.breaker(node)
-        if breaker.state != "closed" or self._reserved >= self._concurrency:
+        if breaker.state != "closed" or self._in_use >= self._concurrency:
             return None
-        self._reserved += 1
+        self._in_use += 1
         return breaker
 
     def release(self, verb: str, breaker: Breaker | None) -> None:
         """End an operation for which `reserve` made room; *breaker* is given if it was answered."""
-        self._reserved -= 1
+        self._leave()
         if breaker is not None:
             self._note_success(verb, breaker)
 
@@ -89,14 +92,39 @@ class StoreAccess:
         """
         if is_urgent:
             return await self._call_now(verb, (node, *others), operation, counters, is_forced=is_forced)
-        if self._slots.locked() and not is_forced:
-            await self._queue(counters)
-        else:
-            await self._slots.acquire()  # at once, or as long as it takes
+        await self._enter(counters, is_forced=is_forced)
         try:
             return await self._call_now(verb, (node, *others), operation, counters, is_forced=is_forced)
         finally:
-            self._slots.release()
+            self._leave()
+
+    async def _enter(self, counters: Counters, *, is_forced: bool) -> None:
+        """Take a slot, in the order of arrival: a burst queues here, because the database has fewer connections."""
+        if self._in_use < self._concurrency:
+            self._in_use += 1
+            return
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._queue.append(turn)
+        try:
+            async with nullcontext() if is_forced else StallTolerantTimeout(_QUEUE_TIMEOUT):
+                await turn
+        except BaseException as error:
+            if turn.done() and not turn.cancelled():  # the slot came too late
+                self._leave()
+            turn.cancel()
+            if not isinstance(error, TimeoutError):
+                raise
+            counters.l2_skips += 1
+            raise StoreUnavailable from None
+
+    def _leave(self) -> None:
+        """Pass the slot on to the next in the queue."""
+        while self._queue:
+            turn = self._queue.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                return
+        self._in_use -= 1
 
     async def _call_now(
         self,
@@ -113,15 +141,6 @@ class StoreAccess:
             counters.l2_skips += 1
             raise StoreUnavailable
         return await self._call_and_record(verb, breakers, operation, counters)
-
-    async def _queue(self, counters: Counters) -> None:
-        """Wait for a slot: a burst queues here, because the database has fewer connections."""
-        try:
-            async with StallTolerantTimeout(_QUEUE_TIMEOUT):
-                await self._slots.acquire()
-        except TimeoutError:
-            counters.l2_skips += 1
-            raise StoreUnavailable from None
 
     async def _call_and_record(
         self, verb: str, breakers: Sequence[Breaker], operation: Callable[[], Awaitable[T]], counters: Counters
@@ -170,6 +189,17 @@ class StoreAccess:
         self._refusals[verb] = why, self._clock()
         if known != why:
             logger.warning("%s refuses to %s: %s", self._name, verb, why)
+
+    def note_too_long(self, name: str, size: int, longest: int) -> None:
+        """Log that a value is not stored because of its size, once for each operation."""
+        if name not in self._too_long:
+            self._too_long.add(name)
+            logger.warning(
+                "%s: a value of %s bytes is larger than max_bytes=%s, so it is not stored",
+                name,
+                f"{size:,}",
+                f"{longest:,}",
+            )
 
     def _note_acceptance(self, verb: str) -> None:
         if verb in self._refusals and self._clock() - self._refusals[verb][1] >= _ACCEPTED_AFTER:

@@ -7,7 +7,7 @@ deletes it. So no process can store after an invalidation what it loaded before,
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -15,7 +15,7 @@ from .._codecs.fingerprint import NO_FINGERPRINT
 from .._stats import Counters
 from .._tokens import new_token
 from ..errors import LoadCancelled
-from ..stores import AcquireResult, PendingAcquire, Refused, Stored, StoreOverloaded
+from ..stores import AcquireRequest, AcquireResult, Refused, Stored, StoreOverloaded
 from ..stores._breaker import Breaker
 from ..stores._envelope import entry_of, seal, token_of, unseal
 from .access import StoreUnavailable
@@ -66,34 +66,24 @@ class Lease:
         stored_by: Token of the flight that stored the value, this one or another.
     """
 
-    __slots__ = (
-        "_asked_at",
-        "_breaker",
-        "_counters",
-        "_fingerprint",
-        "_generation",
-        "_has_loaded",
-        "_held",
-        "_is_lost",
-        "_key",
-        "_length",
-        "_longest_ttl",
-        "_marks",
-        "_op",
-        "_pending",
-        "_rejected",
-        "_result",
-        "_tags",
-        "_tier",
-        "_token",
-        "is_final",
-        "is_owned",
-        "is_store_unavailable",
-        "is_taken_over",
-        "left",
-        "stored_by",
-        "was_undecodable",
-    )
+    is_final = False
+    is_owned = False
+    is_store_unavailable = False
+    is_taken_over = False
+    left = 0.0
+    stored_by = b""
+    was_undecodable = False
+    # A lease is made for each flight, and most find a value: what they do not need stands in the class.
+    _asked_at = 0.0
+    _breaker: Breaker | None = None  # of the node that `start` called
+    _generation = 0  # of the store, before the lease was taken over
+    _has_loaded = False  # for the release: a value was loaded and not stored
+    _held: HeldLease | None = None  # while it is renewed
+    _is_lost = False
+    _marks: tuple[bytes, ...] = ()
+    _pending: Any = None  # what the store has returned to `start`, until it is read
+    _rejected = b""
+    _result: AcquireResult | None = None
 
     def __init__(  # noqa: PLR0917  # what a flight knows of its operation
         self,
@@ -105,31 +95,14 @@ class Lease:
         counters: Counters,
         fingerprint: bytes = NO_FINGERPRINT,
     ) -> None:
-        self._fingerprint = fingerprint
         self._tier = tier
         self._op = op
         self._key = tier.key(op)
-        self._tags = tier.tag_keys(tags)
         self._length = length
         self._longest_ttl = longest_ttl
         self._counters = counters
-        self._token = ""  # until a lease is requested: most flights find a value
-        self._pending: PendingAcquire | None = None
-        self._breaker: Breaker | None = None  # of the node that `start` called
-        self._result: AcquireResult | None = None
-        self._marks: tuple[bytes, ...] = ()
-        self._rejected = b""
-        self._asked_at = 0.0
-        self._held: HeldLease | None = None  # while it is renewed
-        self._is_lost = self._has_loaded = False  # for the release: a value was loaded and not stored
-        self._generation = 0  # of the store, before the lease was taken over
-        self.is_owned = False
-        self.is_store_unavailable = False
-        self.is_final = False
-        self.is_taken_over = False
-        self.left = 0.0
-        self.stored_by = b""
-        self.was_undecodable = False
+        marks_ttl = max(tier.marks_life, 2 * longest_ttl)
+        self._request = AcquireRequest(self._key, tier.tag_keys(tags), length, marks_ttl, fingerprint)
 
     def start(self, on_answer: Callable[[], None]) -> bool:
         """Start to read without a task, if nothing has to be waited for; return whether that was possible.
@@ -138,20 +111,26 @@ class Lease:
             on_answer: Called once there is a `result`.
         """
         tier = self._tier
-        store = tier.store
+        store, access = tier.store, tier.asking
+        breaker = None
         try:
-            if store.has_replicas or not tier.pending.is_empty:
+            if not store.has_replicas and tier.pending.is_empty:
+                breaker = access.reserve(store.node_of(self._key))
+            if breaker is None:
                 return False
-            self._breaker = tier.asking.reserve(store.node_of(self._key))
-            if self._breaker is not None:
-                self._asked_at = tier.clock()
-                question = self._key, self._tags, self._length, self._marks_life, self._fingerprint
-                self._pending = store.start_acquire(*question, on_answer)
-        except Exception:  # noqa: BLE001  # e.g. the key's node is unknown at present: `acquire` will find out
-            self._pending = None
-        if self._pending is None and self._breaker is not None:
-            tier.asking.release("read", None)
-        return self._pending is not None
+            self._asked_at = tier.clock()
+            pending: Any = store.acquire(self._request)
+            self._pending = pending
+            if hasattr(pending, "add_done_callback") and not pending.done():
+                self._breaker = breaker
+                callback: Callable[[object], None] = lambda _: on_answer()  # noqa: E731  # typed
+                pending.add_done_callback(callback)
+                return True
+        except Exception:  # noqa: BLE001, S110  # e.g. the key's node is unknown at present: `acquire` will find out
+            pass
+        if breaker is not None:
+            access.release("read", None)
+        return False
 
     def result(self, decode: Callable[[bytes], tuple[Any] | None]) -> Found | None:
         """Return the value if one was read; `acquire` deals with any other outcome of `start`.
@@ -162,19 +141,20 @@ class Lease:
         Raises:
             LoadCancelled: there will be no answer, and nothing new may start.
         """
-        pending = self._pending
-        assert pending is not None
-        self._token = pending.token
-        if pending.is_aborted:
+        access, pending = self._tier.asking, self._pending
+        if pending.cancelled():
+            access.release("read", None)
             self._pending = None
-            self._tier.asking.release("read", None)
+            if self._token:
+                self._release(self._token, is_sure=False, is_due=False)
             message = f"{self._op}: the load was cancelled with its request to the store"
             raise LoadCancelled(message)
-        result = pending.result
-        if result is None:
-            self._tier.asking.release("read", None)
+        try:
+            result: AcquireResult = pending.result()
+        except Exception:  # noqa: BLE001  # `acquire` awaits it
+            access.release("read", None)
             return None
-        self._tier.asking.release("read", self._breaker)
+        access.release("read", self._breaker)
         self._pending = None
         if result.stored is not None:
             return self._unseal(result.stored, result.marks, decode)
@@ -212,7 +192,6 @@ class Lease:
 
     async def take_over(self) -> None:
         """Take the lease from its holder, and reject any stored value."""
-        self._token = new_token()
         self._rejected = b"*"
         self.is_taken_over = True
         try:
@@ -230,7 +209,7 @@ class Lease:
         # The reply was lost or was never read; the lease may have been granted, so release it.
         why = silence.__cause__
         was_sent = why is not None and not isinstance(why, Refused | StoreOverloaded)
-        had_pending, self._pending = self._pending is not None, None
+        had_pending = self._take_pending() is not None
         if (was_sent or had_pending) and self._token:
             # While connections break, another request is of no use.
             self._release(self._token, is_sure=False, is_due=had_pending or isinstance(why, TimeoutError))
@@ -256,7 +235,7 @@ class Lease:
     async def _settle(self) -> None:
         """Send the unconfirmed invalidations that concern this op before anything is read or stored."""
         tier = self._tier
-        for waiting in tier.pending.concerns((self._key, *self._tags)):
+        for waiting in tier.pending.concerns((self._key, *self._request.tags)):
             async with tier.turn(waiting.key):
                 await tier.carry_out(waiting.key, self._counters)
         lost_at = tier.pending.lost_at
@@ -267,9 +246,9 @@ class Lease:
     async def _read_replica(self, decode: Callable[[bytes], tuple[Any] | None]) -> Found | None:
         """Return a replica's value if it is usable; a replica may lag, so the primary gives all other answers."""
         store = self._tier.store
-        if self._tier.recent.has_any((self._key, *self._tags)):
+        if self._tier.recent.has_any((self._key, *self._request.tags)):
             return None
-        ask = partial(store.read_replica, self._key, self._tags, self._fingerprint)
+        ask = partial(store.read_replica, self._key, self._request.tags, self._request.fingerprint)
         try:
             replica_result = await self._tier.asking.call("read", f"{store.name} replicas", ask, self._counters)
         except StoreUnavailable:
@@ -285,7 +264,7 @@ class Lease:
         if result is not None and not self._is_lost:
             return result
         node_of = self._tier.store.node_of
-        node, *others = dict.fromkeys(map(node_of, (self._key, *self._tags)))
+        node, *others = dict.fromkeys(map(node_of, (self._key, *self._request.tags)))
         try:
             return await self._tier.asking.call("read", node, self._acquire_surely, self._counters, others=others)
         except asyncio.CancelledError:
@@ -293,8 +272,25 @@ class Lease:
             raise
 
     @property
-    def _marks_life(self) -> float:
-        return max(self._tier.marks_life, 2 * self._longest_ttl)
+    def _token(self) -> str:
+        """The flight's token; empty until a lease is requested, because most flights find a value."""
+        return self._request.drawn_token
+
+    def _send(self, token: str, previous_token: str = "") -> Awaitable[AcquireResult]:
+        """Request the lease under *token*, or under a new one."""
+        last = self._request
+        self._request = AcquireRequest(
+            self._key,
+            last.tags,
+            self._length,
+            last.marks_ttl,
+            last.fingerprint,
+            token=token or new_token(),
+            reject=self._rejected,
+            previous_token=previous_token,
+        )
+        self._asked_at = self._tier.clock()
+        return self._tier.store.acquire(self._request)
 
     async def _acquire_surely(self) -> AcquireResult:
         """Acquire; once more, under another token, if the request was lost with its connection.
@@ -302,35 +298,27 @@ class Lease:
         The first request may be executed later. After an invalidation it must not grant the lease to this flight,
         which by then has loaded an old value.
         """
-        store, marks_life = self._tier.store, self._marks_life
-        acquire = partial(store.acquire, self._key, self._tags)
         pending, self._pending = self._pending, None
-        self._token = self._token or new_token()
         try:
-            if pending is not None:
-                return await store.finish_acquire(pending, self._token)
-            self._asked_at = self._tier.clock()
-            return await acquire(self._token, self._length, self._rejected, marks_life, "", self._fingerprint)
+            return await (self._send(self._token) if pending is None else pending)
         except Exception as error:
-            if isinstance(error, TimeoutError | Refused | StoreOverloaded) or "leases" not in self._tier.capabilities:
+            if isinstance(error, TimeoutError | Refused | StoreOverloaded) or not self._is_arbitrated:
                 raise
-        previous_token, self._token = self._token, new_token()
-        self._asked_at = self._tier.clock()
+        lost_token = self._token
         try:
-            return await acquire(
-                self._token, self._length, self._rejected, marks_life, previous_token, self._fingerprint
-            )
+            return await self._send("", lost_token)
         finally:
-            self._release(previous_token, is_sure=False, is_due=False)
+            if lost_token:
+                self._release(lost_token, is_sure=False, is_due=False)
 
     def _unseal(
         self, stored: Stored, marks: tuple[bytes, ...], decode: Callable[[bytes], tuple[Any] | None]
     ) -> Found | None:
         """Return the value in an envelope, or reject it in the next request."""
-        opened = unseal(self._tier.identity(self._op), stored.envelope, self._fingerprint)
-        self._rejected = b"=" + token_of(stored.envelope, self._fingerprint)
+        opened = unseal(self._tier.identity(self._op), stored.envelope, self._request.fingerprint)
+        self._rejected = b"=" + token_of(stored.envelope, self._request.fingerprint)
         if opened is None or len(opened.payload) > self._tier.max_bytes:
-            if entry_of(stored.envelope, self._fingerprint):  # else it is another release's
+            if entry_of(stored.envelope, self._request.fingerprint):  # else it is another release's
                 self._counters.l2_undecodable += 1
                 self.was_undecodable = True
             return None
@@ -365,7 +353,7 @@ class Lease:
         self.is_owned, self._is_lost = False, True
 
     async def fill(
-        self, payload: bytes | None, life: float, version: int | None, still_holds: Callable[[], bool]
+        self, payload: bytes | None, life: float, version: int | None, still_holds: Callable[[], bool], name: str = ""
     ) -> bool:
         """Store *payload* for *life* seconds, and end the lease.
 
@@ -374,6 +362,7 @@ class Lease:
             life: Seconds.
             version: The value's version, if its operation has them.
             still_holds: Whether nothing was invalidated in this process since the load began.
+            name: The operation's, for the log.
 
         A refused refresh leaves no value in the store, because the flight that holds the lease now began after it.
 
@@ -383,12 +372,14 @@ class Lease:
         tier = self._tier
         self._has_loaded = True
         # A value that cannot be compared with the lowest version is kept for a moment at most.
-        if payload is None or self._is_too_long(payload):
+        if payload is None or self._is_too_long(payload, name):
             self.is_store_unavailable = self.is_store_unavailable or version is not None
             return not self._is_lost  # the lease is released when the flight ends
         if not self.is_owned and not (self._is_lost and self.is_taken_over):  # the refusal drops what is older
             return not self._is_lost and (version is None or self.is_store_unavailable)
-        envelope = seal(tier.identity(self._op), payload, self._token, version, self._marks, self._fingerprint)
+        envelope = seal(
+            tier.identity(self._op), payload, self._request.token, version, self._marks, self._request.fingerprint
+        )
         message = tier.invalidation(self._op).message if self.is_taken_over else woken(self._op).pack()
         try:
             async with tier.turn(self._key):
@@ -420,24 +411,33 @@ class Lease:
             tier.recent.note(self._key)
         return is_stored
 
-    def _is_too_long(self, payload: bytes) -> bool:
+    def _is_too_long(self, payload: bytes, name: str) -> bool:
         longest = self._tier.max_bytes
         if len(payload) <= longest:
             return False
         self._counters.l2_errors += 1
-        self._tier.asking.note_refusal("store", f"values larger than max_bytes={longest:,}")
+        self._tier.asking.note_too_long(name or self._op, len(payload), longest)
         return True
 
     def release_soon(self) -> None:
         """Release the lease, if this flight may still hold it, without waiting for the store."""
-        pending, self._pending = self._pending, None
-        if pending is not None and pending.error is not None and self._breaker is not None:
-            # The flight ended before its error was read.
-            self._tier.asking.note_failure("read", self._breaker, pending.error, self._counters)
+        pending = self._take_pending()
+        if pending is not None and self._breaker is not None:
+            error = pending.exception()  # the flight ended before it was read
+            if error is not None:
+                self._tier.asking.note_failure("read", self._breaker, error, self._counters)
         if self.is_owned or (pending is not None and self._token):
             self.is_owned = False
             self._release(self._token, is_sure=self._held is not None)
         self._drop()
+
+    def _take_pending(self) -> Any:
+        """Return the future that `start` got and that was not read, if any."""
+        pending, self._pending = self._pending, None
+        if isinstance(pending, Coroutine):
+            pending.close()  # never started
+            return None
+        return pending
 
     def _drop(self) -> None:
         right, self._held = self._held, None

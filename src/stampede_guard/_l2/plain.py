@@ -1,10 +1,10 @@
 """Adapts a plain store to the interface of a leasing one."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 
 from .._codecs.fingerprint import NO_FINGERPRINT
-from ..stores import AcquireResult, PendingAcquire, Refused, Store, Subscription
+from ..stores import AcquireRequest, AcquireResult, Refused, Store, Subscription
 
 
 class PlainStoreAdapter:
@@ -36,36 +36,10 @@ class PlainStoreAdapter:
         """Return nothing: there are no replicas."""
         return None
 
-    async def acquire(  # noqa: PLR0917  # as the protocol has it
-        self,
-        key: str,
-        tags: Sequence[str],  # the guard refuses them
-        token: str,  # nobody arbitrates
-        lease: float,  # as above
-        reject: bytes,
-        marks_ttl: float,  # as above
-        previous_token: str = "",  # as above
-        fingerprint: bytes = NO_FINGERPRINT,  # there is one value, and its reader checks the fingerprint
-    ) -> AcquireResult:
-        """Read; without a value that will do, everybody may load."""
-        stored = None if reject else await self._store.read(f"{key}:v")
+    async def acquire(self, request: AcquireRequest) -> AcquireResult:
+        """Read; without a usable value, each flight may load."""
+        stored = None if request.reject else await self._store.read(f"{request.key}:v")
         return AcquireResult("own") if stored is None else AcquireResult("hit", stored)
-
-    def start_acquire(  # noqa: PLR0917  # as the protocol has it
-        self,
-        key: str,
-        tags: Sequence[str],
-        lease: float,
-        marks_ttl: float,
-        fingerprint: bytes,
-        on_answer: Callable[[], None],
-    ) -> None:  # it takes a task
-        """Return nothing."""
-
-    async def finish_acquire(self, pending: PendingAcquire, token: str) -> AcquireResult:
-        """Refuse: nothing was begun."""
-        why = "it begins nothing"
-        raise Refused(why)
 
     async def fill(  # noqa: PLR0917  # as the protocol has it
         self,

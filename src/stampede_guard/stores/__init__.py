@@ -5,18 +5,19 @@ that a store stays a thin layer over a client. There are two kinds: a plain `Sto
 `LeasingStore` can also grant a lease, the right to load, to one flight of a whole cluster.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Literal, NamedTuple, Protocol
 
 from .._codecs.fingerprint import NO_FINGERPRINT
+from .._tokens import new_token
 
 __all__ = (
+    "AcquireRequest",
     "AcquireResult",
     "Echo",
     "KeysChanged",
     "LeasingStore",
-    "PendingAcquire",
     "Refused",
     "Store",
     "StoreOverloaded",
@@ -102,6 +103,61 @@ class AcquireResult(NamedTuple):
     sent_at: float | None = None
 
 
+class AcquireRequest:
+    """A flight's request for the value of an op, or else for its lease.
+
+    Args:
+        key: The key of the op.
+        tags: The keys of its tags.
+        lease: Seconds until the lease expires unless it is renewed.
+        marks_ttl: Seconds for which the marks of the tags have to exist at least.
+        fingerprint: The fingerprint of the values that the flight can use. One lease serves all fingerprints.
+        token: The token of the flight; empty for a new one.
+        reject: The values that the flight cannot use: `b""` for none; `=` and a token for the one that this token
+            stored; `*` for any, which also takes the lease from a flight that holds it.
+        previous_token: An earlier token of the same flight, whose request was not answered; its lease passes over.
+    """
+
+    __slots__ = (
+        "drawn_token",
+        "fingerprint",
+        "key",
+        "lease",
+        "marks_ttl",
+        "previous_token",
+        "reject",
+        "tags",
+    )
+
+    def __init__(
+        self,
+        key: str,
+        tags: Sequence[str],
+        lease: float,
+        marks_ttl: float,
+        fingerprint: bytes = NO_FINGERPRINT,
+        *,
+        token: str = "",
+        reject: bytes = b"",
+        previous_token: str = "",
+    ) -> None:
+        self.key = key
+        self.tags = tags
+        self.lease = lease
+        self.marks_ttl = marks_ttl
+        self.fingerprint = fingerprint
+        self.drawn_token = token
+        self.reject = reject
+        self.previous_token = previous_token
+
+    @property
+    def token(self) -> str:
+        """The token of the flight; drawn when it is first read, since most flights find a value."""
+        if not self.drawn_token:
+            self.drawn_token = new_token()
+        return self.drawn_token
+
+
 class KeysChanged(NamedTuple):
     """The server's message that keys were written or deleted, by any client.
 
@@ -127,26 +183,6 @@ class Subscription(Protocol):
 
     async def next(self) -> bytes | KeysChanged | Echo:
         """Return the next message; raises if a message may have been lost."""
-        ...
-
-
-class PendingAcquire(Protocol):
-    """An ACQUIRE that `LeasingStore.start_acquire` has sent without a task, and its result."""
-
-    error: Exception | None
-    """Why there is no result."""
-
-    is_aborted: bool
-    """Whether the store was closed, or the event loop ends: there is no result, and nothing may be started."""
-
-    @property
-    def token(self) -> str:
-        """The flight's token; empty until the request for a lease is sent."""
-        ...
-
-    @property
-    def result(self) -> AcquireResult | None:
-        """The result; `None` if there is none, or if `LeasingStore.finish_acquire` has to complete it."""
         ...
 
 
@@ -186,50 +222,13 @@ class LeasingStore(Protocol):
         """Return a value from a healthy replica; `None` without such a replica, or a value with *fingerprint*."""
         ...
 
-    async def acquire(  # noqa: PLR0917  # one round trip for all of it
-        self,
-        key: str,
-        tags: Sequence[str],
-        token: str,
-        lease: float,
-        reject: bytes,
-        marks_ttl: float,
-        previous_token: str = "",
-        fingerprint: bytes = NO_FINGERPRINT,
-    ) -> AcquireResult:
-        """Return the value, or grant or deny the lease to *token*, in one round trip.
+    def acquire(self, request: AcquireRequest) -> Awaitable[AcquireResult]:
+        """Return the value, or grant or deny the lease, in one round trip; missing marks are made.
 
-        Args:
-            key: The key of the op.
-            tags: The keys of its tags; missing marks are made.
-            token: The token of the flight.
-            lease: Seconds until the lease expires unless it is renewed.
-            reject: The values that the flight cannot use: `b""` for none; `=` and a token for the one that this token
-                stored; `*` for any, which also takes the lease from a flight that holds it.
-            marks_ttl: Seconds for which the marks of the tags have to exist at least.
-            previous_token: An earlier token of the same flight, whose request was not answered; its lease passes over.
-            fingerprint: The fingerprint of the values that the flight can use. One lease serves all fingerprints.
+        A coroutine function is enough. If the method returns a future instead (an object with `add_done_callback`), a
+        flight reads the future's `result` without a task of its own. The flight awaits the future in its task if
+        `result` raises. A future is cancelled if the store is closed.
         """
-        ...
-
-    def start_acquire(  # noqa: PLR0917  # as `acquire`
-        self,
-        key: str,
-        tags: Sequence[str],
-        lease: float,
-        marks_ttl: float,
-        fingerprint: bytes,
-        on_answer: Callable[[], None],
-    ) -> PendingAcquire | None:
-        """Send what `acquire` would, without a task, with a token that the store chooses; `None` if it has to wait.
-
-        *on_answer* is called once, from another step of the event loop. It raises nothing that concerns other requests.
-        The other arguments are those of `acquire`.
-        """
-        ...
-
-    async def finish_acquire(self, pending: PendingAcquire, token: str) -> AcquireResult:
-        """Return or raise what `acquire` would have, after the answer; *token* is for a request that has none yet."""
         ...
 
     async def fill(  # noqa: PLR0917  # one round trip for all of it

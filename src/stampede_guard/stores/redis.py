@@ -10,7 +10,7 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn
 
 try:
     from redis.exceptions import ResponseError
@@ -22,13 +22,13 @@ from .._codecs.fingerprint import NO_FINGERPRINT
 from .._operations.options import Duration, count, flag, seconds
 from .._tokens import new_token
 from ..errors import ConfigurationError
-from . import FAILED_NODE, AcquireResult, Echo, KeysChanged, PendingAcquire, Refused, Subscription
+from . import FAILED_NODE, AcquireRequest, AcquireResult, Echo, KeysChanged, Refused, StoreOverloaded, Subscription
 from ._envelope import LONGEST_HEADER, tokens_of
 from ._redis import scripts
 from ._redis.client import describe
 from ._redis.node import Command, ConnectionLimits, Node, NotPrimaryError, Redirected
 from ._redis.pipeline import Pipeliner
-from ._redis.requests import AcquireRequest, CallbackReply, CommandRequest, as_result, marking
+from ._redis.requests import CommandRequest, ValueRequest, as_result, marking
 from ._redis.resp import UnexpectedReply
 from ._redis.scripts import Call
 from ._redis.topology.factory import make_topology
@@ -142,17 +142,11 @@ class RedisStore:
         if node is None:
             return None
         tag_nodes = [self._topology.replica(tag) or self._topology.primary(tag) for tag in tags]
-        await self._with_capacity(node)
-        try:
-            answer = await self._submit(
-                node, AcquireRequest(key, None, self._last, tuple(tags), 0, fingerprint), tag_nodes
-            )
-        except TimeoutError:
-            raise
-        except Exception:  # noqa: BLE001  # drivers raise more than they document
-            answer = await self._submit(
-                node, AcquireRequest(key, None, self._last, tuple(tags), 0, fingerprint), tag_nodes
-            )
+
+        def send() -> Awaitable[Any]:
+            return self._submit(ValueRequest(node, key, self._last, tuple(tags), 0, fingerprint), tag_nodes)
+
+        answer = await _twice(send)
         if answer.__class__ is AcquireResult:
             return answer
         reply, marks = answer
@@ -160,67 +154,37 @@ class RedisStore:
             return None  # the primary will know
         return as_result(reply, tuple(marks))
 
-    async def acquire(  # noqa: PLR0917  # as the protocol has it
-        self,
-        key: str,
-        tags: Sequence[str],
-        token: str,
-        lease: float,
-        reject: bytes,
-        marks_ttl: float,
-        previous_token: str = "",
-        fingerprint: bytes = NO_FINGERPRINT,
-    ) -> AcquireResult:
+    def acquire(self, request: AcquireRequest) -> Awaitable[AcquireResult]:
         """Run ACQUIRE, and MARK for each tag; or plain reads, as the pipeline decides."""
-        primary = self._topology.primary
-        node, tag_nodes = primary(key), [primary(tag) for tag in tags]
-        rights = token, _ms(lease), reject, previous_token
-        request = AcquireRequest(key, rights, self._last, tuple(tags), _ms(marks_ttl), fingerprint)
-        if self._pipeliner_of(node).is_full:
-            await self._pipeliner_of(node).wait_for_capacity()
-        return await self._complete(request, tuple(tags), node, tag_nodes, await self._submit(node, request, tag_nodes))
-
-    def start_acquire(  # noqa: PLR0917  # as the protocol has it
-        self,
-        key: str,
-        tags: Sequence[str],
-        lease: float,
-        marks_ttl: float,
-        fingerprint: bytes,
-        on_answer: Callable[[], None],
-    ) -> PendingAcquire | None:
-        """Begin to acquire, where one node knows everything."""
-        primary = self._topology.primary
+        primary, key, tags = self._topology.primary, request.key, request.tags
         node = primary(key)
-        pipeliner = self._pipeliner_of(node)
-        if pipeliner.is_full or pipeliner.is_closed:
-            return None
+        marks_ttl = round(request.marks_ttl * 1000) or 1
+        sent = ValueRequest(
+            node, key, self._last, tuple(tags), marks_ttl, request.fingerprint, request, self._follow_up
+        )
         for tag in tags:
             if primary(tag) is not node:
-                return None
-        request = AcquireRequest(key, ("", _ms(lease), b"", ""), self._last, tuple(tags), _ms(marks_ttl), fingerprint)
-        return pipeliner.submit_callback(request, on_answer)
+                return self._acquire_from_nodes(sent)
+        return self._pipeliner_of(node).submit(sent)
 
-    async def finish_acquire(self, pending: PendingAcquire, token: str) -> AcquireResult:
-        """Acquire, from the answer on."""
-        reply = cast("CallbackReply", pending)
-        request, node = reply.request, reply.node
-        request.take_token(token)
-        return await self._complete(request, request.tags, node, [node] * len(request.tags), reply.reply())
+    async def _acquire_from_nodes(self, request: ValueRequest) -> AcquireResult:
+        tag_nodes = [self._topology.primary(tag) for tag in request.tags]
+        reply, marks = await self._submit_to_nodes(request, tag_nodes)
+        return await self._complete(request, reply, marks, tag_nodes)
+
+    async def _follow_up(self, request: ValueRequest, reply: Any, marks: Sequence[Any]) -> AcquireResult:
+        return await self._complete(request, reply, marks, [request.node] * len(marks))
 
     async def _complete(
-        self, request: AcquireRequest, tags: Sequence[str], node: Node, tag_nodes: Sequence[Node], answer: Any
+        self, request: ValueRequest, reply: Any, marks: Sequence[Any], tag_nodes: Sequence[Node]
     ) -> AcquireResult:
-        if answer.__class__ is AcquireResult:
-            result: AcquireResult = answer
-            return result
-        reply, marks = answer
+        """Return the result of an incomplete reply: follow redirections, and send scripts that were missing."""
         if isinstance(reply, Refused):
-            reply = await self._retry_acquire(node, request.acquisition(), reply)
+            reply = await self._retry_acquire(request.node, request.acquisition(), reply)
         marks = [*marks]
         for at, mark in enumerate(marks):
             if isinstance(mark, Refused):
-                marks[at] = await self._retry_refused(tag_nodes[at], marking(tags[at], request.ttl), mark)
+                marks[at] = await self._retry_refused(tag_nodes[at], marking(request.tags[at], request.ttl), mark)
         return as_result(reply, tuple(marks))
 
     async def _retry_acquire(self, node: Node, call: Call, refusal: Refused) -> Any:
@@ -233,35 +197,34 @@ class RedisStore:
                     raise
         return await self._run(call._replace(keys=call.keys[:1]))
 
-    def _submit(self, node: Node, request: AcquireRequest, tag_nodes: Sequence[Node]) -> Awaitable[Any]:
-        """Send *request* to *node*, and the requests for marks to the nodes that have them, all at once."""
-        if tag_nodes.count(node) == len(tag_nodes):
-            return self._pipeliner_of(node).submit(request)
-        return self._submit_to_nodes(node, request, tag_nodes)
+    def _submit(self, request: ValueRequest, tag_nodes: Sequence[Node]) -> Awaitable[Any]:
+        """Send *request*, and requests for marks to the other nodes that have them, all at once."""
+        if tag_nodes.count(request.node) == len(tag_nodes):
+            return self._pipeliner_of(request.node).submit(request)
+        return self._submit_to_nodes(request, tag_nodes)
 
-    async def _submit_to_nodes(
-        self, node: Node, request: AcquireRequest, tag_nodes: Sequence[Node]
-    ) -> tuple[Any, list[Any]]:
+    async def _submit_to_nodes(self, request: ValueRequest, tag_nodes: Sequence[Node]) -> tuple[Any, list[Any]]:
+        node, tags = request.node, request.tags
         positions: dict[Node, list[int]] = {node: []}
         for at, tag_node in enumerate(tag_nodes):
             positions.setdefault(tag_node, []).append(at)
-        tags, marks = request.tags, [None] * len(tag_nodes)
-        asked: list[asyncio.Future[tuple[Any, Sequence[Any]]]] = []
+        marks: list[Any] = [None] * len(tag_nodes)
+        sent: list[ValueRequest] = []
         for tag_node, its in positions.items():
-            each = (
-                request if tag_node is node else AcquireRequest("", request.lease_args, request.last, (), request.ttl)
-            )
-            each.tags, each.is_easy = tuple(tags[at] for at in its), False
-            asked.append(self._pipeliner_of(tag_node).submit(each))
+            key, asked = (request.key, request.asked) if tag_node is node else ("", request.asked)
+            here = tuple(tags[at] for at in its)
+            each = ValueRequest(tag_node, key, request.last, here, request.ttl, request.fingerprint, asked)
+            each.is_easy = False
+            sent.append(self._pipeliner_of(tag_node).submit(each))
         answers: list[tuple[Any, Sequence[Any]]] = []
         # The key's node comes first, so it has answered when another fails. Replicas have one breaker for all.
         try:
-            for tag_node, answer in zip(positions, asked, strict=True):
-                with _failure_of(None if tag_node is node or request.lease_args is None else tag_node):
-                    answers.append(await answer)
+            for tag_node, each in zip(positions, sent, strict=True):
+                with _failure_of(None if tag_node is node or request.asked is None else tag_node):
+                    answers.append(await each)
         finally:
-            for answer in asked:
-                answer.cancel()
+            for each in sent:
+                each.cancel()
         for its, (_, found) in zip(positions.values(), answers, strict=True):
             for at, mark in zip(its, found, strict=True):
                 marks[at] = mark
@@ -417,22 +380,10 @@ class RedisStore:
         return reply
 
     async def _command(self, node: Node, *commands: Command, is_urgent: bool = False) -> list[Any]:
-        """Return the replies of *node*; on any error but a timeout, send the commands once more."""
-        replies: list[Any]
-        pipeliner = self._pipeliner_of(node) if is_urgent else await self._with_capacity(node)
-        try:
-            replies = await pipeliner.submit(CommandRequest(*commands, is_urgent=is_urgent))
-        except TimeoutError:
-            raise
-        except Exception:  # noqa: BLE001  # drivers raise more than they document
-            replies = await pipeliner.submit(CommandRequest(*commands, is_urgent=is_urgent))
-        return replies
-
-    async def _with_capacity(self, node: Node) -> Pipeliner:
+        """Return the replies of *node*."""
         pipeliner = self._pipeliner_of(node)
-        if pipeliner.is_full:
-            await pipeliner.wait_for_capacity()
-        return pipeliner
+        replies: list[Any] = await _twice(lambda: pipeliner.submit(CommandRequest(*commands, is_urgent=is_urgent)))
+        return replies
 
     def _pipeliner_of(self, node: Node) -> Pipeliner:
         pipeliner = self._pipeliners.get(node)
@@ -506,6 +457,16 @@ def _failure_of(node: Node | None) -> Generator[None]:
         if node is not None:
             setattr(error, FAILED_NODE, node.name)
         raise
+
+
+async def _twice(send: Callable[[], Awaitable[Any]]) -> Any:
+    """Return the reply to what *send* sends; on any error but a lack of time, send it once more."""
+    try:
+        return await send()
+    except (TimeoutError, StoreOverloaded):
+        raise
+    except Exception:  # noqa: BLE001  # drivers raise more than they document
+        return await send()
 
 
 def _keys(key: str) -> tuple[str, str, str]:

@@ -13,16 +13,19 @@ import copy
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextvars import Context
-from typing import Any
+from typing import Any, TypeVar
 
 from .. import LOST_TOGETHER, StoreOverloaded
-from .._timeouts import StallTolerantTimeout
-from .node import Node, Request
-from .requests import AcquireRequest, CallbackReply, CommandRequest, Pipeline
+from .node import Node
+from .node import Request as Sent
+from .requests import AnyRequest, CommandRequest, Pipeline, ValueRequest
+
+R = TypeVar("R", CommandRequest, ValueRequest)
 
 _MAX_REQUESTS = 128  # in one pipeline
 _MAX_BYTES = 1 << 17  # that one pipeline sends; a larger request is sent alone
-_QUEUE_TIMEOUT = 5.0  # seconds that an operation waits for a connection before it is given up
+_QUEUE_TIMEOUT = 5.0  # seconds without a free connection after which waiting requests are given up
+_QUEUE_LOOKS = 2  # in that time
 # Recent hit ratio above which values are read with plain commands instead of ACQUIRE. In a pipeline the threshold is
 # lower: a wrong guess costs one extra round trip, and a lone request gains too little to risk it.
 _LIKELY, _ALMOST_CERTAIN = 0.75, 0.98
@@ -46,9 +49,10 @@ class Pipeliner:
         self._concurrency = concurrency
         self._on_failure = on_failure
         self._loop = asyncio.get_running_loop()
-        self._waiting: deque[CommandRequest | AcquireRequest] = deque()
+        self._waiting: deque[AnyRequest] = deque()
         self._running: set[asyncio.Task[None]] = set()
-        self._capacity_waiters: list[asyncio.Future[None]] = []
+        self._sent = 0  # pipelines
+        self._timer: asyncio.TimerHandle | None = None  # while requests wait for a connection
         self._is_due = False
         self.is_closed = False
         self._hits = 0.0  # share of reads
@@ -58,54 +62,18 @@ class Pipeliner:
         """Whether no pipeline is under way."""
         return not self._running
 
-    @property
-    def is_full(self) -> bool:
-        """Whether no pipeline can start now; a caller awaits `wait_for_capacity` before it submits."""
-        return not self._is_due and len(self._running) >= self._concurrency
-
-    async def wait_for_capacity(self) -> None:
-        """Return when a pipeline can start.
-
-        Raises:
-            StoreOverloaded: that takes too long.
-        """
-        try:
-            async with StallTolerantTimeout(_QUEUE_TIMEOUT):
-                while self.is_full:
-                    waiter = self._loop.create_future()
-                    self._capacity_waiters.append(waiter)
-                    await waiter
-        except TimeoutError:
-            raise StoreOverloaded from None
-
-    def _wake_waiting(self) -> None:
-        queue, self._capacity_waiters = self._capacity_waiters, []
-        for waiter in queue:
-            if not waiter.done():
-                waiter.set_result(None)
-
-    def submit(self, request: CommandRequest | AcquireRequest) -> asyncio.Future[Any]:
-        """Return the future of *request*'s answer, which raises if there is none."""
-        answer = request.answer = self._loop.create_future()
-        self._enqueue(request)
-        return answer
-
-    def submit_callback(self, request: AcquireRequest, call: Callable[[], None]) -> CallbackReply:
-        """Send *request*, and call *call* once there is an answer or an error; not on a closed store."""
-        reply = request.answer = CallbackReply(self._node, request, call)
-        self._enqueue(request)
-        return reply
-
-    def _enqueue(self, request: CommandRequest | AcquireRequest) -> None:
+    def submit(self, request: R) -> R:
+        """Send *request*, which is done once there is a reply or an error; return it."""
         if self.is_closed:
-            _fail_all([request], ConnectionError("closed"))
-            return
+            request.finish(None, ConnectionError("closed"))
+            return request
         if request.is_urgent:
             self._waiting.appendleft(request)
         else:
             self._waiting.append(request)
         if not self._is_due:
             self._start_pipeline()
+        return request
 
     def _start_pipeline(self) -> None:
         if len(self._running) < self._concurrency:
@@ -117,12 +85,24 @@ class Pipeliner:
             )
             self._running.add(task)
             task.add_done_callback(self._pipeline_done)
+        elif self._timer is None:
+            self._watch_queue(0, self._sent)
+
+    def _watch_queue(self, looks: int, sent: int) -> None:
+        """Give up what waits, if none of it was sent for too long; a stall of the event loop is one look at most."""
+        if looks == _QUEUE_LOOKS and sent == self._sent:
+            waiting, self._waiting = self._waiting, deque()
+            _fail_all(waiting, StoreOverloaded())
+        looks = looks + 1 if sent == self._sent else 0
+        self._timer = None
+        if self._waiting:
+            pause = _QUEUE_TIMEOUT / _QUEUE_LOOKS
+            self._timer = self._loop.call_later(pause, self._watch_queue, looks, self._sent, context=Context())
 
     def _pipeline_done(self, task: asyncio.Task[None]) -> None:
         self._running.discard(task)
         if task.cancelled():
             self._is_due = False  # it may not have started; a surplus task finds an empty queue
-        self._wake_waiting()
         if self._waiting and not self._is_due:
             self._start_pipeline()
 
@@ -134,7 +114,7 @@ class Pipeliner:
             return
         pipeline: Pipeline
 
-        async def go_on(replies: list[Any]) -> Request | None:
+        async def go_on(replies: list[Any]) -> Sent | None:
             nonlocal batch, pipeline
             self._dispatch(pipeline, replies)
             batch = []  # answered
@@ -154,34 +134,28 @@ class Pipeliner:
             self._abort(batch)
             raise
 
-    async def _requests_of_this_tick(self) -> list[CommandRequest | AcquireRequest]:
+    async def _requests_of_this_tick(self) -> list[AnyRequest]:
         """Return the requests that the callers just answered submit in their next step."""
         self._is_due = True
-        self._wake_waiting()
         try:
             await asyncio.sleep(0)
         finally:
             self._is_due = False
         return self._next_requests()
 
-    def _fail(self, batch: Sequence[CommandRequest | AcquireRequest], error: Exception) -> None:
+    def _fail(self, batch: Sequence[AnyRequest], error: Exception) -> None:
         if batch and not self._loop.is_closed():  # else all had been answered, or none can be woken
             self._on_failure()
             _fail_all(batch, error)
 
-    def _abort(self, batch: Iterable[CommandRequest | AcquireRequest]) -> None:
+    def _abort(self, batch: Iterable[AnyRequest]) -> None:
         """Fail the requests of *batch* for good."""
-        if self._loop.is_closed():  # no waiter can be woken
-            return
-        rest: list[CommandRequest | AcquireRequest] = []
-        for request in batch:
-            if isinstance(request.answer, CallbackReply):
-                request.answer.abort()
-            else:
-                rest.append(request)
-        _fail_all(rest, ConnectionError("closed"))
+        if not self._loop.is_closed():  # else no waiter can be woken
+            for request in batch:
+                request.abort()
 
-    def _pack(self, batch: Sequence[CommandRequest | AcquireRequest]) -> Pipeline:
+    def _pack(self, batch: Sequence[AnyRequest]) -> Pipeline:
+        self._sent += 1
         if self._waiting:
             self._start_pipeline()
         return Pipeline(batch, is_hit_likely=self._hits >= (_LIKELY if len(batch) > 1 else _ALMOST_CERTAIN))
@@ -191,28 +165,30 @@ class Pipeliner:
         if pipeline.reads:
             self._hits += (pipeline.hits / pipeline.reads - self._hits) * min(1, pipeline.reads / _HIT_WINDOW)
 
-    def _next_requests(self) -> list[CommandRequest | AcquireRequest]:
+    def _next_requests(self) -> list[AnyRequest]:
         """Return the requests of the next pipeline, without cancelled ones."""
-        batch: list[CommandRequest | AcquireRequest] = []
+        batch: list[AnyRequest] = []
         room = _MAX_BYTES
         waiting = self._waiting
         while waiting and len(batch) < _MAX_REQUESTS:
             request = waiting[0]
-            if request.answer.done():
-                waiting.popleft()
+            if request.done():
+                del waiting[0]
                 continue
             room -= _MAX_BYTES if request.is_long else request.size
             if room < 0 and batch:
                 break
             batch.append(request)
-            waiting.popleft()
+            del waiting[0]
         return batch
 
     async def aclose(self) -> None:
         """Fail all requests, and end the pipelines."""
         self.is_closed = True
-        self._abort(self._waiting)
-        self._waiting.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+        waiting, self._waiting = self._waiting, deque()
+        self._abort(waiting)
         tasks = [*self._running]
         for task in tasks:
             task.cancel()
@@ -220,19 +196,16 @@ class Pipeliner:
             await asyncio.wait(tasks)
 
 
-def _fail_all(requests: Iterable[CommandRequest | AcquireRequest], error: Exception) -> None:
+def _fail_all(requests: Iterable[AnyRequest], error: Exception) -> None:
     """Fail *requests* without an answer, each with a copy of *error*: a shared traceback would leak between callers."""
     is_first = True
     for request in requests:
-        answer = request.answer
-        if not answer.done():
+        if not request.done():
             copied = _copy_of(error)
             if not is_first:
                 copied.__notes__ = [LOST_TOGETHER]  # not added: a copy shares its notes with the original
             is_first = False
-            answer.set_exception(copied)
-            if isinstance(answer, asyncio.Future):
-                answer.exception()  # retrieved: a waiter that was just cancelled will not do it
+            request.finish(None, copied)
 
 
 def _copy_of(error: Exception) -> Exception:

@@ -2,12 +2,13 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Generator, Sequence
+from functools import partial
 from typing import Any, Literal
 
 from ..._codecs.fingerprint import NO_FINGERPRINT
-from ..._tokens import new_mark, new_token
-from .. import AcquireResult, Refused, Stored
+from ..._tokens import new_mark
+from .. import AcquireRequest, AcquireResult, Refused, Stored
 from .._envelope import COUNT_AT, may_have_usable, single_value_head
 from . import scripts
 from .node import Command, Node, Redirected
@@ -25,7 +26,91 @@ _LASTING_MARK = (*_MARK, int)  # with PTTL
 Marked = dict[tuple[tuple[str, ...], int], tuple[bool, tuple[Any, ...]]]  # whether tags have their marks, and these
 
 
-class CommandRequest:
+class Request:
+    """What a pipeline carries, and its reply; awaiting it returns the reply.
+
+    It is a future whose callback runs at once: one of asyncio's runs an iteration of the event loop later. There is at
+    most one callback, and none is called after `cancel`.
+    """
+
+    __slots__ = ("_callback", "_error", "_is_done", "_reply")
+    is_long = False
+    is_urgent = False
+    size = 512  # about
+
+    def __init__(self) -> None:
+        self._callback: Callable[[Any], object] | None = None
+        self._reply: Any = None
+        self._error: Exception | None = None
+        self._is_done = False
+
+    def add_done_callback(self, callback: Callable[[Any], object]) -> None:
+        """Call *callback* with this request once it is done."""
+        self._callback = callback
+        if self._is_done:
+            self._notify()
+
+    def _notify(self) -> None:
+        callback, self._callback = self._callback, None
+        if callback is not None:
+            callback(self)
+
+    def done(self) -> bool:
+        """Whether there is a reply, or will be none."""
+        return self._is_done
+
+    def finish(self, reply: object, error: Exception | None = None) -> None:
+        """Set the reply or the error, unless the request is done."""
+        if not self._is_done:
+            self._is_done = True
+            self._reply = reply
+            self._error = error
+            self._notify()
+
+    def abort(self) -> None:
+        """Cancel because the store is closed or the event loop ends; the callback is called."""
+        self.finish(_ABORTED, ConnectionError("closed"))
+
+    def cancel(self) -> None:
+        """Drop the callback and the reply."""
+        self._callback = None
+        self._is_done = True
+
+    def cancelled(self) -> bool:
+        """Whether the request was aborted."""
+        return self._reply is _ABORTED
+
+    def exception(self) -> Exception | None:
+        """Return the error."""
+        return self._error
+
+    def result(self) -> Any:
+        """Return the reply or raise the error."""
+        if self._error is not None:
+            raise self._error
+        return self._reply
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        if not self._is_done:
+            done = asyncio.get_running_loop().create_future()
+            self._callback = partial(_wake, done)
+            try:
+                yield from done
+            except BaseException:
+                self.cancel()
+                raise
+        return self.result()
+
+
+_ABORTED = object()
+
+
+def _wake(waiter: asyncio.Future[None], _: Request) -> None:
+    if not waiter.done():
+        waiter.set_result(None)
+
+
+class CommandRequest(Request):
     """Commands that are sent as they are.
 
     Args:
@@ -33,179 +118,125 @@ class CommandRequest:
         is_urgent: Whether it goes into the next pipeline, ahead of the queue.
 
     Attributes:
-        answer: The replies.
         text: The commands' bytes.
         size: How many there are of these.
         kinds: Types of the replies.
     """
 
-    __slots__ = ("answer", "is_urgent", "kinds", "size", "text")
-    answer: asyncio.Future[list[Any]]
-    is_long = False
+    __slots__ = ("is_urgent", "kinds", "size", "text")
 
     def __init__(self, *commands: Command, is_urgent: bool = False) -> None:
+        super().__init__()
         self.is_urgent = is_urgent
         self.text = b"".join([pack(words) for _, *words in commands])
         self.size = len(self.text)
         self.kinds = [kind for kind, *_ in commands]
 
 
-class AcquireRequest:
-    """A flight's request for the value of an op or for its lease, and for the marks of the op's tags.
+FollowUp = Callable[["ValueRequest", Any, Sequence[Any]], Coroutine[Any, Any, AcquireResult]]
+
+
+class ValueRequest(Request):
+    """A request for the value of an op or for its lease, and for the marks of the op's tags.
+
+    The reply is an `AcquireResult`, if it is complete. Else it is ACQUIRE's reply or its equivalent (`None` for no
+    value at a replica) and the marks, from which *follow_up* makes the result when the request is awaited.
 
     Args:
+        node: The node.
         key: The op's; empty if only marks are requested.
-        lease_args: Arguments of ACQUIRE but for the length: token, or nothing for a new one once it is needed, lease in
-            milliseconds, rejected values, previous token; `None` at a replica, which grants no lease.
         last: Last byte of the value to read.
         tags: Keys of the tags.
         ttl: Milliseconds that marks have to last; none at a replica, which makes none.
         fingerprint: Of the usable values.
+        asked: The flight's request; `None` at a replica, which grants no lease.
+        follow_up: Completes an incomplete reply; without it the reply is returned as it is.
 
     Attributes:
         alone: What an envelope has in its 21st byte and after it if such a value is all that it holds.
-        answer: The result, if it is complete; else the marks, and ACQUIRE's reply or its equivalent (`None`
-            for no value at a replica).
         is_easy: Whether any value is usable, and this node has all marks.
         has_missed: Whether a plain read has found no value.
         is_long: Whether the value is too long to share a pipeline.
     """
 
     __slots__ = (
+        "_follow_up",
         "alone",
-        "answer",
+        "asked",
         "fingerprint",
         "has_missed",
         "is_easy",
         "is_long",
         "key",
         "last",
-        "lease_args",
+        "node",
         "tags",
         "ttl",
     )
-    answer: "asyncio.Future[AcquireResult | tuple[Any, Sequence[Any]]] | CallbackReply"
-    size = 512  # about
-    is_urgent = False
 
     def __init__(  # noqa: PLR0917  # made in a few places, thousands of times a second
         self,
+        node: Node,
         key: str,
-        lease_args: tuple[str, int, bytes, str] | None,
         last: int,
         tags: tuple[str, ...],
         ttl: int,
         fingerprint: bytes = NO_FINGERPRINT,
+        asked: AcquireRequest | None = None,
+        follow_up: FollowUp | None = None,
     ) -> None:
+        self._callback = None
+        self._reply = None
+        self._error = None
+        self._is_done = False
+        self._follow_up = follow_up
+        self.node = node
         self.key = key
-        self.fingerprint = fingerprint
-        self.alone = single_value_head(fingerprint)
-        self.lease_args = lease_args
         self.last = last
         self.tags = tags
         self.ttl = ttl
-        self.is_easy = lease_args is None or not lease_args[2]
+        self.fingerprint = fingerprint
+        self.alone = single_value_head(fingerprint)
+        self.asked = asked
+        self.is_easy = asked is None or not asked.reject
         self.has_missed = False
         self.is_long = False
 
     def acquisition(self, longest: int = _ANY_LENGTH) -> Call:
         """Return ACQUIRE, which reads one byte more than *longest* at most."""
-        if not self.token:
-            self.take_token(new_token())
-        assert self.lease_args is not None
-        token, lease, unwanted, previous_token = self.lease_args
+        asked = self.asked
+        assert asked is not None
         keys = (f"{self.key}:v", f"{self.key}:l")
-        args = (token, lease, min(self.last, longest), unwanted, previous_token, self.fingerprint)
+        last, lease = min(self.last, longest), round(asked.lease * 1000) or 1
+        args = (asked.token, lease, last, asked.reject, asked.previous_token, self.fingerprint)
         return Call(list, scripts.ACQUIRE, keys, args)
 
     @property
-    def token(self) -> str:
-        """The flight's; empty as long as none was needed."""
-        return "" if self.lease_args is None else self.lease_args[0]
-
-    def take_token(self, token: str) -> None:
-        """Set *token* as the lease's, unless there is one already."""
-        if self.lease_args is not None and not self.lease_args[0]:
-            self.lease_args = token, *self.lease_args[1:]
-
     def may_read(self) -> bool:
         """Whether a plain read could answer this."""
-        return self.lease_args is None or (self.lease_args[2] != b"*" and not (self.has_missed or self.is_long))
+        return self.asked is None or (self.asked.reject != b"*" and not (self.has_missed or self.is_long))
+
+    def result(self) -> Any:
+        """Return the result, or raise the error.
+
+        Raises:
+            InvalidStateError: the result is not complete.
+        """
+        reply = super().result()
+        if reply.__class__ is not AcquireResult and self._follow_up is not None:
+            raise asyncio.InvalidStateError
+        return reply
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        try:
+            return (yield from super().__await__())
+        except asyncio.InvalidStateError:
+            assert self._follow_up is not None
+            reply, marks = self._reply
+            return (yield from self._follow_up(self, reply, marks).__await__())
 
 
-class _Delivered:
-    """Replaces `answer` after delivery, to break the reference cycle between request and reply."""
-
-    def done(self) -> bool:
-        return True
-
-
-_DELIVERED: Any = _Delivered()
-
-
-class CallbackReply:
-    """A future-like reply that invokes a callback; used when no coroutine awaits it.
-
-    Args:
-        node: The node.
-        request: The request.
-        call: Called once there is an answer.
-
-    Attributes:
-        error: Why there is no answer.
-        is_aborted: Whether nothing may be retried, because the store is closed or the event loop ends.
-    """
-
-    __slots__ = ("_answer", "_call", "error", "is_aborted", "node", "request")
-
-    def __init__(self, node: Node, request: AcquireRequest, call: Callable[[], None]) -> None:
-        self.node = node
-        self.request = request
-        self._call: Callable[[], None] | None = call
-        self._answer: Any = None
-        self.error: Exception | None = None
-        self.is_aborted = False
-
-    def done(self) -> bool:
-        """Whether there is an answer, or will be none."""
-        return self._call is None
-
-    def set_result(self, answer: Any) -> None:
-        """Set the answer."""
-        self._answer = answer
-        self._notify()
-
-    def set_exception(self, error: Exception) -> None:
-        """Set the exception."""
-        self.error = error
-        self._notify()
-
-    def abort(self) -> None:
-        """Abort: the store is closed, nothing may be retried."""
-        self.is_aborted = True
-        self._notify()
-
-    def _notify(self) -> None:
-        call, self._call = self._call, None
-        assert call is not None
-        self.request.answer = _DELIVERED
-        call()
-
-    @property
-    def token(self) -> str:
-        """The request's."""
-        return self.request.token
-
-    @property
-    def result(self) -> AcquireResult | None:
-        """The result, if it is complete."""
-        return self._answer if self._answer.__class__ is AcquireResult else None
-
-    def reply(self) -> Any:
-        """Return the answer or raise why there is none."""
-        if self.error is not None:
-            raise self.error
-        return self._answer
+AnyRequest = CommandRequest | ValueRequest
 
 
 class Pipeline:
@@ -224,11 +255,11 @@ class Pipeline:
         hits: How many of these found one.
     """
 
-    def __init__(self, batch: Sequence[CommandRequest | AcquireRequest], *, is_hit_likely: bool) -> None:
+    def __init__(self, batch: Sequence[AnyRequest], *, is_hit_likely: bool) -> None:
         self._commands: list[CommandRequest] = []
-        self._reads: list[AcquireRequest] = []
-        self._acquisitions: list[AcquireRequest] = []
-        self._mark_reads: list[AcquireRequest] = []  # for marks only
+        self._reads: list[ValueRequest] = []
+        self._acquisitions: list[ValueRequest] = []
+        self._mark_reads: list[ValueRequest] = []  # for marks only
         self._longest = _SHORT if len(batch) > 1 else _ANY_LENGTH
         self.reads = self.hits = 0
         self._sets: dict[tuple[tuple[str, ...], int], None] = {}
@@ -254,7 +285,7 @@ class Pipeline:
             kinds += each.kinds
         self.request = b"".join(text), kinds
 
-    def _sort(self, batch: Sequence[CommandRequest | AcquireRequest], *, is_hit_likely: bool) -> None:
+    def _sort(self, batch: Sequence[AnyRequest], *, is_hit_likely: bool) -> None:
         self._sent_at = time.monotonic()
         for each in batch:
             if isinstance(each, CommandRequest):
@@ -263,17 +294,17 @@ class Pipeline:
             self._sets[each.tags, each.ttl] = None
             if not each.key:
                 self._mark_reads.append(each)
-            elif each.lease_args is None or (is_hit_likely and each.may_read()):
+            elif each.asked is None or (is_hit_likely and each.may_read):
                 self._reads.append(each)
             else:
                 self._acquisitions.append(each)
 
-    def dispatch(self, replies: list[Any]) -> list[AcquireRequest]:
+    def dispatch(self, replies: list[Any]) -> list[ValueRequest]:
         """Give each request its part of *replies*; return the requests that have to be sent again."""
         values = 2 * len(self._reads)
         first_mark = values + len(self._acquisitions)
         end, marks = self._read_marks(replies, first_mark)
-        again: list[AcquireRequest] = []
+        again: list[ValueRequest] = []
         for request, ttl, value in zip(self._reads, replies[0:values:2], replies[1:values:2], strict=True):
             has_marks, marks_here = marks[request.tags, request.ttl]
             is_whole = value.__class__ is bytes and ttl.__class__ is int and len(value) <= self._longest
@@ -281,18 +312,20 @@ class Pipeline:
                 # The common case, kept short.
                 self.reads += 1
                 self.hits += 1
-                if not request.answer.done():
-                    left = ttl / 1000 if ttl > 0 else 0.0
-                    request.answer.set_result(AcquireResult("hit", Stored(value, left), 0.0, marks_here))
+                if not request.done():
+                    stored = Stored(value, ttl / 1000 if ttl > 0 else 0.0)
+                    request.finish(AcquireResult("hit", stored, 0.0, marks_here))
             else:
                 self._settle(request, _as_acquired(request, ttl, value), (has_marks, marks_here), again)
         for request, reply in zip(self._acquisitions, replies[values:first_mark], strict=True):
             self._settle(request, reply, marks[request.tags, request.ttl], again)
         for request in self._mark_reads:
-            _answer(request.answer, (None, marks[request.tags, request.ttl][1]))
+            request.finish((None, marks[request.tags, request.ttl][1]))
         for each in self._commands:
             start, end = end, end + len(each.kinds)
-            _answer(each.answer, replies[start:end])
+            each.finish(replies[start:end])
+        # The task that called this may live on; the values need not.
+        self._reads, self._acquisitions = [], []
         return again
 
     def _read_marks(self, replies: list[Any], at: int) -> tuple[int, Marked]:
@@ -312,24 +345,24 @@ class Pipeline:
         return at, marks_of
 
     def _settle(
-        self, request: AcquireRequest, reply: Any, marks_of: tuple[bool, tuple[Any, ...]], again: list[AcquireRequest]
+        self, request: ValueRequest, reply: Any, marks_of: tuple[bool, tuple[Any, ...]], again: list[ValueRequest]
     ) -> None:
         """Give *request* its answer, unless it has to be sent again."""
         has_marks, marks = marks_of
         is_hit = reply.__class__ is list and len(reply) == 3  # noqa: PLR2004  # HIT, its ttl, the value
-        if request.lease_args is None or not (request.lease_args[2] or request.has_missed or request.is_long):
+        if request.asked is None or not (request.asked.reject or request.has_missed or request.is_long):
             self.reads += 1
             self.hits += is_hit
         if is_hit and self._longest < len(reply[2]) and self._longest < request.last:
             request.is_long = True
             again.append(request)
-        elif (reply is None or (self._uses_plain_reads and not has_marks)) and request.lease_args is not None:
+        elif (reply is None or (self._uses_plain_reads and not has_marks)) and request.asked is not None:
             request.has_missed = True
             again.append(request)
         elif has_marks and request.is_easy and reply.__class__ is list:
-            _answer(request.answer, as_result(reply, marks, self._sent_at))
+            request.finish(as_result(reply, marks, self._sent_at))
         else:
-            _answer(request.answer, (reply, marks))
+            request.finish((reply, marks))
 
 
 def as_result(reply: Any, marks: tuple[bytes, ...], sent_at: float | None = None) -> AcquireResult:
@@ -341,21 +374,16 @@ def as_result(reply: Any, marks: tuple[bytes, ...], sent_at: float | None = None
     return AcquireResult(_KINDS[kind], None, left, marks, sent_at)
 
 
-def _answer(answer: asyncio.Future[Any] | CallbackReply, outcome: object) -> None:
-    if not answer.done():
-        answer.set_result(outcome)
-
-
-def _as_acquired(request: AcquireRequest, ttl: Any, value: Any) -> Any:
+def _as_acquired(request: ValueRequest, ttl: Any, value: Any) -> Any:
     """Return what ACQUIRE would have replied; `None` if there is no usable value."""
     if value.__class__ is bytes and ttl.__class__ is int:
-        unwanted = b"" if request.lease_args is None else request.lease_args[2]
+        unwanted = b"" if request.asked is None else request.asked.reject
         return [b"HIT", ttl, value] if may_have_usable(value, ttl, request.fingerprint, unwanted) else None
     refusal = ttl if isinstance(ttl, Refused) else value
-    return refusal if request.lease_args is None or isinstance(refusal, Redirected) else None
+    return refusal if request.asked is None or isinstance(refusal, Redirected) else None
 
 
-def _reading(requests: Sequence[AcquireRequest], longest: int, marks: Sequence[tuple[str, int]]) -> bytes:
+def _reading(requests: Sequence[ValueRequest], longest: int, marks: Sequence[tuple[str, int]]) -> bytes:
     """Return PTTL and GETRANGE for each of *requests*, and then GET, and PTTL if it has to last, for each of *marks*.
 
     The ttl first: should the value be replaced in between, it is the older one's, and not too long.
