@@ -26,6 +26,18 @@ class Timed:
         self.ended.append(budget)
 
 
+class StrongTimer:
+    """A timer's handle without weak references."""
+
+    __slots__ = ("_timer",)
+
+    def __init__(self, timer: asyncio.TimerHandle) -> None:
+        self._timer = timer
+
+    def cancel(self) -> None:
+        self._timer.cancel()
+
+
 @pytest.fixture
 async def clock(monkeypatch: pytest.MonkeyPatch) -> ManualClock:
     """What the running loop takes the time from."""
@@ -134,6 +146,26 @@ async def test_closing_cancels_the_timer_once_all_are_over(clock: ManualClock, p
 
     assert ([1_010.0], [], []) == (before, after, timers())
     assert [[], [10]] == [flight.ended for flight in flights]
+
+
+async def test_timers_of_a_loop_that_allow_no_weak_references(
+    clock: ManualClock, pause: Pause, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A load in such an event loop, as rloop is, has its deadline, and closing cancels the timer."""
+    loop, call_at = asyncio.get_running_loop(), asyncio.get_running_loop().call_at
+    monkeypatch.setattr(loop, "call_at", lambda *args, **kwargs: StrongTimer(call_at(*args, **kwargs)))
+    deadlines, late, quick = Deadlines(loop, 10), Timed(), Timed()
+
+    deadlines.add(late)
+    clock.advance(10)
+    await pause()
+    deadlines.add(quick)
+    deadlines.drop(quick)
+    deadlines.close()
+
+    assert [10] == late.ended
+    assert [] == quick.ended
+    assert [] == timers()
 
 
 async def test_timer_that_comes_a_little_early(clock: ManualClock, pause: Pause) -> None:

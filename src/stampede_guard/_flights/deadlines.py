@@ -6,6 +6,7 @@ earliest deadline that is left. An idle scoreboard may keep a timer until that f
 """
 
 import asyncio
+from collections.abc import Callable
 from contextvars import Context
 from typing import Protocol
 from weakref import ref
@@ -37,7 +38,7 @@ class Deadlines:
         self.loop = ref(loop)
         self._budget = budget
         self._due: dict[Timed, float] = {}  # in the order of their starts, and so in that of their ends
-        self._timer: ref[asyncio.TimerHandle] | None = None  # weak: it holds the loop
+        self._timer: Callable[[], asyncio.TimerHandle | None] | None = None  # weak if it can be: it holds the loop
         self._is_closed = False
 
     def add(self, flight: Timed) -> None:
@@ -63,7 +64,11 @@ class Deadlines:
 
     def _arm(self, loop: asyncio.AbstractEventLoop, due: float) -> None:
         # A clean context, or the timer would keep that of the load that happened to arm it.
-        self._timer = ref(loop.call_at(due, self._end_due, loop, due, context=Context()))
+        timer = loop.call_at(due, self._end_due, loop, due, context=Context())
+        try:
+            self._timer = ref(timer)
+        except TypeError:  # rloop's timers allow no weak references
+            self._timer = lambda: timer
 
     def _end_due(self, loop: asyncio.AbstractEventLoop, instant: float) -> None:
         """End the flights that are due by *instant* or by now, and arm the timer for the first of the others."""
