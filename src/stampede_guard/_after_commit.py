@@ -41,28 +41,14 @@ class Connection(Protocol):
         ...
 
 
-class SendInvalidation(Protocol):
-    """`Guard.invalidate`."""
+class TransactionInvalidator(Protocol):
+    """The part of an `Invalidator` that is used here. Both methods raise `InvalidationPending`."""
 
-    async def __call__(self, op: str, /, *, version: int | None, wait: bool) -> None:
-        """Invalidate *op*.
+    async def invalidate(self, op: str, *, version: int | None, wait: bool) -> None:
+        """Invalidate *op*."""
 
-        Raises:
-            InvalidationPending: it is not confirmed, and will be repeated.
-        """
-        ...
-
-
-class SendTag(Protocol):
-    """`Guard.invalidate_tag`."""
-
-    async def __call__(self, tag: str, /, *, wait: bool) -> None:
-        """Invalidate every op that has *tag*.
-
-        Raises:
-            InvalidationPending: it is not confirmed, and will be repeated.
-        """
-        ...
+    async def invalidate_tag(self, tag: str, *, wait: bool) -> None:
+        """Invalidate every op that has *tag*."""
 
 
 # An error of the server means that nothing was committed, except these: connection failures (08), shut-downs (57P),
@@ -73,34 +59,34 @@ _TASKS_ATTRIBUTE = "_stampede_guard_sending"  # of an event loop
 
 
 class InvalidationBuffer:
-    """The invalidations of one block, each with its sender: blocks of several guards may be nested."""
+    """The invalidations of one block, each with its invalidator: blocks of several guards may be nested."""
 
     def __init__(self) -> None:
         self.is_open = True
-        self._ops: dict[tuple[SendInvalidation, str], int | None] = {}
-        self._tags: dict[tuple[SendTag, str], None] = {}
+        self._ops: dict[tuple[TransactionInvalidator, str], int | None] = {}
+        self._tags: dict[tuple[TransactionInvalidator, str], None] = {}
 
-    def add_op(self, send: SendInvalidation, op: str, version: int | None) -> None:
+    def add_op(self, invalidator: TransactionInvalidator, op: str, version: int | None) -> None:
         """Add an op; of several versions of it, the highest counts."""
-        known = self._ops.setdefault((send, op), version)
+        known = self._ops.setdefault((invalidator, op), version)
         if version is not None and (known is None or known < version):
-            self._ops[send, op] = version
+            self._ops[invalidator, op] = version
 
-    def add_tag(self, send: SendTag, tag: str) -> None:
+    def add_tag(self, invalidator: TransactionInvalidator, tag: str) -> None:
         """Add a tag."""
-        self._tags[send, tag] = None
+        self._tags[invalidator, tag] = None
 
     def add_all_to(self, other: "InvalidationBuffer") -> None:
         """Add all of these to *other*."""
-        for (send, op), version in self._ops.items():
-            other.add_op(send, op, version)
-        for send_tag, tag in self._tags:
-            other.add_tag(send_tag, tag)
+        for (invalidator, op), version in self._ops.items():
+            other.add_op(invalidator, op, version)
+        for invalidator, tag in self._tags:
+            other.add_tag(invalidator, tag)
 
     def send(self) -> list[asyncio.Task[None]]:
         """Start to send all of these, in tasks of their own, which a cancellation of the caller does not reach."""
-        ops = [(op, send(op, version=version, wait=True)) for (send, op), version in self._ops.items()]
-        tags = [(tag, send(tag, wait=True)) for send, tag in self._tags]
+        ops = [(op, each.invalidate(op, version=version, wait=True)) for (each, op), version in self._ops.items()]
+        tags = [(tag, each.invalidate_tag(tag, wait=True)) for each, tag in self._tags]
         tasks = [asyncio.create_task(sending, name=what) for what, sending in (*ops, *tags)]
         for task in tasks:
             _tasks_of_loop().add(task)
@@ -124,8 +110,7 @@ class AfterCommit:
 
     Args:
         connection: The connection.
-        send_invalidation: Invalidates an op.
-        send_tag: Invalidates a tag.
+        invalidator: That of the guard.
         missing: Capabilities that the store lacks; using one is an error in the block, before the commit.
         registry: Resolves templates; without one, ops and tags are taken as they are.
     """
@@ -133,14 +118,12 @@ class AfterCommit:
     def __init__(
         self,
         connection: Connection,
-        send_invalidation: SendInvalidation,
-        send_tag: SendTag,
+        invalidator: TransactionInvalidator,
         missing: frozenset[str] = frozenset(),
         registry: Registry | None = None,
     ) -> None:
         self._connection = connection
-        self._send_invalidation = send_invalidation
-        self._send_tag = send_tag
+        self._invalidator = invalidator
         self._missing = missing
         self._registry = registry
         self._transaction: Transaction | None = None
@@ -163,7 +146,7 @@ class AfterCommit:
         if version is not None:
             version_number(version)  # now: after the commit an error would be too late
             self._check_able("versions", op)
-        buffer.add_op(self._send_invalidation, op, version)
+        buffer.add_op(self._invalidator, op, version)
 
     def invalidate_tag(self, tag: str, /, **values: object) -> None:
         """Invalidate every op that has *tag* after the commit.
@@ -178,7 +161,7 @@ class AfterCommit:
         if self._registry is not None:
             tag = self._registry.resolve_tag(tag, values)
         self._check_able("tags", tag)
-        buffer.add_tag(self._send_tag, tag)
+        buffer.add_tag(self._invalidator, tag)
 
     def _check_able(self, what: str, name: str) -> None:
         if what in self._missing:

@@ -252,9 +252,8 @@ class Guard:
             ConfigurationError: *connection* is in a transaction already.
         """
         tier = self._states.running().tier
-        lacks = frozenset[str]() if tier is None else frozenset({"tags", "versions"}) - tier.capabilities
-        send, send_tag = self._invalidator.invalidate, self._invalidator.invalidate_tag
-        return AfterCommit(connection, send, send_tag, lacks, self._registry)
+        missing = frozenset[str]() if tier is None else frozenset({"tags", "versions"}) - tier.capabilities
+        return AfterCommit(connection, self._invalidator, missing, self._registry)
 
     def peek(self, op: str, /, **values: object) -> Entry[Any] | None:
         """Return this loop's fresh entry of *op* without loading, counting or waiting; *values* as in `invalidate`."""

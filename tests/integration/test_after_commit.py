@@ -62,7 +62,7 @@ class Sent:
 
     def after_commit(self, connection: Any) -> AfterCommit:
         """Return what `Guard.after_commit` would."""
-        return AfterCommit(connection, self.invalidate, self.invalidate_tag)
+        return AfterCommit(connection, self)
 
 
 @pytest.fixture
@@ -805,13 +805,14 @@ def test_loop_closed_while_it_sends() -> None:
     loop = asyncio.new_event_loop()
     loop.set_exception_handler(lambda *_: None)  # that a task is left pending is what this is about
 
-    async def hang(op: str, /, *, version: int | None, wait: bool) -> None:
-        await asyncio.Event().wait()
+    class Hanging(Sent):
+        async def invalidate(self, op: str, *, version: int | None, wait: bool) -> None:
+            await asyncio.Event().wait()
 
     async def begin() -> None:
-        collected = module.InvalidationBuffer()
-        collected.add_op(hang, "menu-7", None)
-        collected.send()
+        buffer = module.InvalidationBuffer()
+        buffer.add_op(Hanging(), "menu-7", None)
+        buffer.send()
         await asyncio.sleep(0)
 
     loop.run_until_complete(begin())

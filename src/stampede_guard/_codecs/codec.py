@@ -52,17 +52,11 @@ class _MessagePackCodec:
     """MessagePack through msgspec, which validates against the annotation while it decodes."""
 
     def __init__(self, annotation: Any) -> None:
-        self._encoder = msgspec.msgpack.Encoder()
-        self._decoder = msgspec.msgpack.Decoder(annotation)
+        self.encode = msgspec.msgpack.Encoder().encode
+        self.decode = msgspec.msgpack.Decoder(annotation).decode
         node = msgspec.inspect.type_info(annotation)
         self.fingerprint = f"MessagePack {describe_type(node)}"
         self.allows_any = _part_of(node, msgspec.inspect.AnyType) is not None
-
-    def encode(self, value: object) -> bytes:
-        return self._encoder.encode(value)
-
-    def decode(self, payload: bytes) -> Any:
-        return self._decoder.decode(payload)
 
 
 class _PydanticCodec:

@@ -99,16 +99,7 @@ class Memory:
         on_trust_lost: Called when `trusted_until` has passed.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_argument_caches",
-        "_clock",
-        "_entries",
-        "_max_ttl",
-        "_validity",
-        "maxsize",
-        "on_trust_lost",
-    )
+    __slots__ = ("__weakref__", "_caches", "_clock", "_entries", "_max_ttl", "_validity", "maxsize", "on_trust_lost")
 
     def __init__(self, maxsize: int, clock: Callable[[], float], loop: asyncio.AbstractEventLoop | None = None) -> None:
         self.maxsize = maxsize
@@ -116,10 +107,10 @@ class Memory:
         self._clock = clock
         self._max_ttl = inf
         self._validity = Validity(clock, None if loop is None else ref(loop))
-        self._argument_caches: WeakSet[ArgumentCache] = WeakSet()
+        self._caches: WeakSet[ArgumentCache] = WeakSet()
         self.on_trust_lost: Callable[[], object] = bool
         # An argument cache lives as long as its function, and would keep values of a memory that is gone.
-        finalize(self, _drop_all, self._argument_caches).atexit = False
+        finalize(self, _drop_all, self._caches).atexit = False
 
     @property
     def trusted_until(self) -> float:
@@ -153,7 +144,7 @@ class Memory:
             if cache.validity is not None and not _is_over(cache.validity):
                 return
             cache.serve(self._validity)
-            self._argument_caches.add(cache)
+            self._caches.add(cache)
         # Without effect if the loop of another thread was faster: then the cache serves that one.
         cache.note(args, slot, self._validity)
 
@@ -177,12 +168,12 @@ class Memory:
 
     def clear(self) -> None:
         """Drop everything."""
-        _drop_all(self._argument_caches)
+        _drop_all(self._caches)
         self._entries = _Entries(self.maxsize)
 
     def release_argument_caches(self) -> None:
         """Let argument caches serve other loops: this one never runs again."""
-        _drop_all(self._argument_caches)
+        _drop_all(self._caches)
 
     def _lose_trust(self) -> None:
         self.distrust()

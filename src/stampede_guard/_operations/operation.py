@@ -247,7 +247,7 @@ class Operation:
         """Return the value in a tuple of one, since it may be `None`; or `None` if *payload* cannot be decoded."""
         try:
             return (self.codec.decode(payload),)
-        except Exception:  # noqa: BLE001  # a miss, whatever the codec raises
+        except Exception:  # noqa: BLE001  # any error of a codec is a miss
             self.counters.l2_undecodable += 1
             return None
 
