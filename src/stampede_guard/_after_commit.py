@@ -94,7 +94,8 @@ class InvalidationBuffer:
         return tasks
 
     def __repr__(self) -> str:
-        return f"<InvalidationBuffer {len(self._ops)} ops, {len(self._tags)} tags{'' if self.is_open else ', closed'}>"
+        closed = "" if self.is_open else ", closed"
+        return f"<InvalidationBuffer {len(self._ops)} ops, {len(self._tags)} tags{closed}>"
 
 
 # The buffer of the innermost open block of each connection, by the connection's id. References to a pool's proxies
@@ -278,7 +279,7 @@ def _tasks_of_loop() -> set[asyncio.Task[None]]:
 def _task_done(task: asyncio.Task[None]) -> None:
     _tasks_of_loop().discard(task)
     if not task.cancelled():
-        task.exception()  # retrieved, so that asyncio does not log it: the caller may have been cancelled
+        task.exception()  # retrieved, so that asyncio does not log it
 
 
 async def _wait_for(tasks: list[asyncio.Task[None]]) -> None:
@@ -292,7 +293,10 @@ def _raise_failures(tasks: list[asyncio.Task[None]]) -> None:
     names: list[str] = []
     for task in tasks:
         what = task.get_name()
-        failure = InvalidationPending(f"{what}: cancelled", pending=[what]) if task.cancelled() else task.exception()
+        if task.cancelled():
+            failure: BaseException | None = InvalidationPending(f"{what}: cancelled", pending=[what])
+        else:
+            failure = task.exception()
         if isinstance(failure, InvalidationPending):
             pending.append(failure)
             names.append(what)

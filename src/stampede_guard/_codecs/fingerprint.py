@@ -33,7 +33,8 @@ def describe_annotation(annotation: Any) -> str:
     """Return an annotation as text without modules: a module may be imported under several names."""
     arguments = get_args(annotation)
     kind = get_origin(annotation) or annotation
-    name = repr(kind) if type(kind) in _LITERALS else getattr(kind, "__qualname__", type(kind).__qualname__)
+    is_literal = type(kind) in _LITERALS
+    name = repr(kind) if is_literal else getattr(kind, "__qualname__", type(kind).__qualname__)
     return f"{name}[{', '.join(map(describe_annotation, arguments))}]" if arguments else name
 
 
@@ -63,7 +64,8 @@ class _TypeDescription:
             return f"{part.__qualname__}{sorted(repr(member.value) for member in part)}"
         if type(part) in _LITERALS:
             return repr(part)
-        return str(getattr(part, "__qualname__", None) or type(part).__qualname__)  # a class, a factory, an object
+        # A class, a factory, or another object.
+        return str(getattr(part, "__qualname__", None) or type(part).__qualname__)
 
     def _describe_node(self, node: Any) -> str:
         cls = getattr(node, "cls", None)

@@ -113,8 +113,9 @@ def _base_of(value: Any) -> type | None:
 def _adds_nothing(kind: type, base: type) -> bool:
     """Whether instances of *kind* have no field that those of *base* lack, except a `__dict__`."""
     own = kind.__mro__[: kind.__mro__.index(base)]
-    if any(isinstance(each, types.MemberDescriptorType) for above in own for each in vars(above).values()):
-        return False  # a slot
+    slot = types.MemberDescriptorType
+    if any(isinstance(each, slot) for above in own for each in vars(above).values()):
+        return False
     # A field of a class in C adds to its size; a reference to a dict or to weak references is no field.
     return kind.__basicsize__ <= type("", (base,), {}).__basicsize__ or qualified_name(kind) == _ASYNCPG_UUID
 
@@ -129,8 +130,9 @@ def _compared_fields(kind: Any) -> Iterable[str] | None:
         return None  # a subclass may have fields that its base does not compare
     if is_dataclass(kind) and code.co_filename == "<string>":  # written by the decorator
         return [field.name for field in fields(kind) if field.compare]
-    attributes = getattr(kind, "__attrs_attrs__", ()) if code.co_filename.startswith("<attrs generated") else None
-    return None if attributes is None else [field.name for field in attributes if field.eq]
+    if code.co_filename.startswith("<attrs generated"):
+        return [field.name for field in getattr(kind, "__attrs_attrs__", ()) if field.eq]
+    return None
 
 
 def _write_member(member: Any, by_name: Callable[[str], str], by_value: Callable[[str], str]) -> str:

@@ -217,9 +217,9 @@ def _template_body(template: Template) -> str:
 
 
 def _derived_body(function: Callable[..., Any], names: Sequence[str]) -> str:
+    low, high = -_WRITTEN_IN_PLACE, _WRITTEN_IN_PLACE
     values = [
-        f"{{{name} if {name}.__class__ is _sg_int and {-_WRITTEN_IN_PLACE} < {name} < {_WRITTEN_IN_PLACE} "
-        f"else _sg_canonical({name})}}"
+        f"{{{name} if {name}.__class__ is _sg_int and {low} < {name} < {high} else _sg_canonical({name})}}"
         for name in names
     ]
     return f"{qualified_name(function)}({','.join(values)})"

@@ -41,7 +41,8 @@ class _Entries(FIFOCache[str, Slot]):
         self._remove(op)
         self[op] = self.slots[op] = slot
         if tags:
-            self._tags[op] = tags = tuple(dict.fromkeys(tags))  # two templates may produce the same tag
+            # Two templates may produce the same tag.
+            self._tags[op] = tags = tuple(dict.fromkeys(tags))
             for tag in tags:
                 self._ops_by_tag.setdefault(tag, set()).add(op)
         self._clear_removed()

@@ -20,10 +20,11 @@ from .policy import Policy
 
 NO_ANNOTATION: Any = object()
 
-_LEASES = (2.0, 10.0)  # seconds, shortest and longest: others wait that long for the lease of a process that died
+# Seconds of the shortest and the longest lease. For so long others wait for a process that died.
+_LEASES = (2.0, 10.0)
 _LEASE_FACTOR = 3.0  # length of a lease, in load times
 _NEW_LOAD_WEIGHT = 0.2  # in the smoothed load time
-_SAMPLING = 64  # one value in so many is compared with its decoded copy, once its type has survived a round trip
+_SAMPLING = 64  # values of a type that survived a round trip, for each one that is tried again
 _MAX_TYPES = 64  # whose round trip an operation remembers
 # Texts of errors that name only types and places. Others quote a part of the value, or are a user's.
 _TELLS_TYPES = re.compile(
@@ -131,7 +132,7 @@ class Operation:
         self._codec = codec
         self._annotation = annotation
         self._fingerprint = b""  # computed at first use
-        self._survives: dict[type, bool] = {}  # whether values of a type survive a round trip through the codec
+        self._survives: dict[type, bool] = {}  # a round trip through the codec
         self._encoded = 0
         self._load_time = 0.0
         self.lease_length = _LEASES[0]

@@ -187,8 +187,8 @@ class Registry:
             self._warned.add(resembled.text)
             values = ", ".join(f"{name}=…" for name in sorted(resembled.names))
             logger.warning(
-                "an op was spelt out that resembles the template %r, and that none of its calls has: values are "
-                "escaped in ops. Take it from .key(…) of the function, or give the template and its values: (%r, %s)",
+                "an op resembles the template %r, and no call of that template has it: values are escaped "
+                "in ops. Take the op from .key(…) of the function, or give the template and its values: (%r, %s)",
                 resembled.text,
                 resembled.text,
                 values,
