@@ -1,14 +1,19 @@
-"""Real servers for the tests that need them, started once, and only when the first such test runs."""
+"""What the tests share: real servers, started when the first test needs one; a clock; what is logged."""
 
+import logging
 import os
-from collections.abc import Generator
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from urllib.parse import urlsplit
+from uuid import uuid4
 
 import acl
 import pytest
 from redis import Redis
+from redis.asyncio import Redis as AsyncRedis
 
-from demo_api.servers import embedded_servers
+from demo_api.servers import ValkeyServer, embedded_servers, valkey_server
+from stampede_guard._bus import backplane
+from stampede_guard.testing import ManualClock
 
 LOGIN = "menus:pass"  # of the user who may do no more than is needed
 
@@ -45,3 +50,42 @@ def database_url() -> Generator[str]:
         return
     with embedded_servers(redis=False) as urls:
         yield urls.postgres
+
+
+@pytest.fixture
+def namespace() -> str:
+    """Return a namespace of the test's own: tests share a server."""
+    return uuid4().hex
+
+
+@pytest.fixture
+async def admin(admin_url: str) -> AsyncIterator[AsyncRedis]:
+    """Return a client that may read and write everything on the shared server."""
+    async with AsyncRedis.from_url(admin_url) as client:
+        yield client
+
+
+@pytest.fixture
+def valkey() -> Iterator[ValkeyServer]:
+    """Return a server that the test may kill and freeze."""
+    with valkey_server() as server:
+        yield server
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    """Return a clock that the test moves."""
+    return ManualClock()
+
+
+@pytest.fixture
+def logged(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
+    """Return a function that returns the lines that the package has logged so far."""
+    caplog.set_level(logging.DEBUG)
+    return lambda: [record.getMessage() for record in caplog.records if record.name == "stampede_guard"]
+
+
+@pytest.fixture
+def no_echoes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no guard send echoes or repeat invalidations by itself."""
+    monkeypatch.setattr(backplane, "_ECHO_PERIOD", 3_600.0)

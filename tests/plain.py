@@ -10,6 +10,8 @@ from typing import Any
 
 os.environ["STAMPEDE_GUARD_PURE"] = "1"  # before the package is imported
 
+from inside import untyped
+
 from stampede_guard import _path
 from stampede_guard._flights import flight
 from stampede_guard._speed import pure
@@ -28,7 +30,7 @@ def _start_nothing(*_: Any) -> bool:
 
 pure.ArgumentCache.note = _note_nothing
 flight._eager_task = None
-_path.FlightLoad.start = _start_nothing
+untyped(_path.FlightLoad).start = _start_nothing
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:

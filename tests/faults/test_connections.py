@@ -26,7 +26,7 @@ from stampede_guard.stores._redis.urls import parse_url
 from stampede_guard.stores.redis import RedisStore
 from stampede_guard.testing import Gate, ManualClock
 
-Said = Callable[[], list[str]]
+Logged = Callable[[], list[str]]
 
 CANCELLATIONS = int(os.environ.get("CANCELLATIONS", "600"))
 
@@ -76,7 +76,7 @@ async def store(wire: Wire) -> AsyncIterator[RedisStore]:
 
 
 @pytest.fixture
-async def guard(quiet: None, wire: Wire, namespace: str) -> AsyncIterator[Guard]:
+async def guard(no_echoes: None, wire: Wire, namespace: str) -> AsyncIterator[Guard]:
     """Return a guard at the end of the wire, which does nothing by itself."""
     async with Guard(wire.url, namespace=namespace, deadline=5, connect_timeout=5, clock=ManualClock()) as guard:
         yield guard
@@ -308,8 +308,8 @@ async def test_reset_at_any_moment_is_a_counted_miss_at_most(wire: Wire, guard: 
         b"*3\r\n" + bulk(b"message") + bulk(b"sg1:default:bus") + bulk(b"soup"),
     ],
 )
-@pytest.mark.usefixtures("quiet")
-async def test_server_that_talks_nonsense(nonsense: bytes, said: Said) -> None:
+@pytest.mark.usefixtures("no_echoes")
+async def test_server_that_talks_nonsense(nonsense: bytes, logged: Logged) -> None:
     """Whatever a server answers, calls get their own answers in bounded time, and the log quotes none of it."""
     async with (
         asyncio.timeout(10),
@@ -321,7 +321,7 @@ async def test_server_that_talks_nonsense(nonsense: bytes, said: Said) -> None:
             await guard.invalidate("menu-7")
 
     assert ["soup"] * 5 == answers
-    assert "CANARY" not in "".join(said())
+    assert "CANARY" not in "".join(logged())
     assert guard.stats().loads == 5
 
 

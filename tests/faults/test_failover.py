@@ -107,7 +107,7 @@ def node_at(address: Address) -> Node:
     )
 
 
-@pytest.mark.usefixtures("certain", "quiet")
+@pytest.mark.usefixtures("certain", "no_echoes")
 async def test_write_that_is_refused_goes_to_the_new_primary(address: Address) -> None:
     """READONLY ends the connections to the old primary, and within the same call the new one is told."""
     async with patient(address.url) as guard:
@@ -121,7 +121,7 @@ async def test_write_that_is_refused_goes_to_the_new_primary(address: Address) -
     assert 1 == tell(address.new, "EXISTS", f"{KEY}:v")
 
 
-@pytest.mark.usefixtures("doubtful", "quiet")
+@pytest.mark.usefixtures("doubtful", "no_echoes")
 async def test_old_primary_is_not_read(address: Address) -> None:
     """A process that only reads learns of the demotion by asking for the role, and reads from the new primary."""
     async with patient(address.url) as guard:

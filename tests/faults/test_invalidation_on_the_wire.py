@@ -78,13 +78,7 @@ async def script_calls(admin: Redis) -> int:
 
 
 @pytest.fixture
-def clock() -> ManualClock:
-    """Return the guard's clock."""
-    return ManualClock()
-
-
-@pytest.fixture
-async def guard(quiet: None, wire: Wire, namespace: str, clock: ManualClock) -> AsyncIterator[Guard]:
+async def guard(no_echoes: None, wire: Wire, namespace: str, clock: ManualClock) -> AsyncIterator[Guard]:
     """Return a guard at the end of the wire, which does nothing by itself."""
     async with Guard(wire.url, namespace=namespace, deadline=5, connect_timeout=5, clock=clock) as guard:
         yield guard
@@ -122,7 +116,7 @@ async def test_i3_fill_let_through_after_an_invalidation_is_refused(
 
 
 async def test_i3_fill_that_was_given_up_and_arrives_late_is_refused(
-    quiet: None, wire: Wire, namespace: str, admin: Redis
+    no_echoes: None, wire: Wire, namespace: str, admin: Redis
 ) -> None:
     """A fill whose deadline ran out reaches the server after the same process has invalidated: it stores nothing."""
     menu = Menu()
@@ -299,7 +293,7 @@ async def test_answer_that_was_lost_is_asked_for_again(wire: Wire, guard: Guard)
     assert seen == 2
 
 
-@pytest.mark.usefixtures("quiet")
+@pytest.mark.usefixtures("no_echoes")
 async def test_server_that_was_down_during_an_invalidation(valkey: ValkeyServer) -> None:
     """With the server frozen an invalidation ends in time, and says so; when it is back, the old value is not read."""
     menu, clock = Menu(), ManualClock()

@@ -15,7 +15,7 @@ from stampede_guard.stores._redis.topology.base import Single
 from stampede_guard.stores.redis import RedisStore
 from stampede_guard.testing import ManualClock
 
-Said = Callable[[], list[str]]
+Logged = Callable[[], list[str]]
 
 BOUND = 15.0  # seconds: far above any deadline here, on a machine that is busy with many other things
 GONE = "Redis does not answer ({}); going on without it, probing again and again"
@@ -23,7 +23,7 @@ BACK = "Redis answers again"
 DEAF = "the bus connection is lost ({}); until it is back, L1 keeps values for a second at most"
 HEARD = "the bus connection is back"
 
-pytestmark = pytest.mark.usefixtures("quiet")
+pytestmark = pytest.mark.usefixtures("no_echoes")
 
 
 async def load() -> str:
@@ -42,28 +42,28 @@ def of_store(lines: list[str]) -> list[str]:
 
 
 @pytest.mark.parametrize(("host", "reason"), [(HOST, "ConnectionError"), ("no-such-host.invalid", r"\w+Error")])
-async def test_calls_go_on_without_a_server(host: str, reason: str, said: Said) -> None:
+async def test_calls_go_on_without_a_server(host: str, reason: str, logged: Logged) -> None:
     """Nobody listens, or the name is unknown: answers come from the loader, and the log says so once."""
     async with asyncio.timeout(BOUND), Guard(f"redis://{host}:{free_port()}") as guard:
         answers = [await ask(guard) for _ in range(20)]
 
     assert ["soup"] * 20 == answers
-    assert len(said()) == 2
-    for expected, line in zip((GONE, DEAF), said(), strict=True):
+    assert len(logged()) == 2
+    for expected, line in zip((GONE, DEAF), logged(), strict=True):
         assert re.fullmatch(re.escape(expected).replace(r"\{\}", reason), line)
 
 
-async def test_tls_with_a_server_that_has_none(valkey: ValkeyServer, said: Said) -> None:
+async def test_tls_with_a_server_that_has_none(valkey: ValkeyServer, logged: Logged) -> None:
     """A `rediss://` URL of a plain server is a server that does not answer; nothing is sent in the clear."""
     async with asyncio.timeout(BOUND), Guard(valkey.url.replace("redis", "rediss")) as guard:
         answers = [await ask(guard) for _ in range(5)]
 
     assert ["soup"] * 5 == answers
-    assert [line.partition(" (")[0] for line in (GONE, DEAF)] == [line.partition(" (")[0] for line in said()]
+    assert [line.partition(" (")[0] for line in (GONE, DEAF)] == [line.partition(" (")[0] for line in logged()]
 
 
 async def test_breaker_opens_after_three_failures(
-    valkey: ValkeyServer, said: Said, monkeypatch: pytest.MonkeyPatch
+    valkey: ValkeyServer, logged: Logged, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A frozen server costs three deadlines; after that nobody waits for it."""
     lost: list[Node] = []
@@ -80,7 +80,7 @@ async def test_breaker_opens_after_three_failures(
     assert (
         3 == lost_in_all
     )  # requests; what travels along, to release rights that may have been given, is lost with them
-    assert said() == [GONE.format("TimeoutError")]
+    assert logged() == [GONE.format("TimeoutError")]
 
 
 async def test_operation_on_an_open_connection_has_its_own_deadline(valkey: ValkeyServer) -> None:
@@ -96,7 +96,7 @@ async def test_operation_on_an_open_connection_has_its_own_deadline(valkey: Valk
 
 
 async def test_server_frozen_from_the_beginning_delays_the_start_by_a_deadline(
-    valkey: ValkeyServer, said: Said
+    valkey: ValkeyServer, logged: Logged
 ) -> None:
     """Entering the guard takes no longer than connecting may, and raises nothing."""
     valkey.freeze()
@@ -105,10 +105,10 @@ async def test_server_frozen_from_the_beginning_delays_the_start_by_a_deadline(
         answer = await ask(guard)
 
     assert answer == "soup"
-    assert said() == [GONE.format("TimeoutError"), DEAF.format("TimeoutError")]
+    assert logged() == [GONE.format("TimeoutError"), DEAF.format("TimeoutError")]
 
 
-async def test_probe_closes_the_breaker(valkey: ValkeyServer, said: Said) -> None:
+async def test_probe_closes_the_breaker(valkey: ValkeyServer, logged: Logged) -> None:
     """When the frozen server goes on, the next probe finds out, and what was stored answers again."""
     clock = ManualClock()
     async with Guard(valkey.url, clock=clock) as guard:
@@ -122,10 +122,10 @@ async def test_probe_closes_the_breaker(valkey: ValkeyServer, said: Said) -> Non
         await ask(guard)
 
     assert guard.stats().l2_hits == 1
-    assert said() == [GONE.format("TimeoutError"), BACK]
+    assert logged() == [GONE.format("TimeoutError"), BACK]
 
 
-async def test_one_probe_at_a_time(valkey: ValkeyServer, said: Said) -> None:
+async def test_one_probe_at_a_time(valkey: ValkeyServer, logged: Logged) -> None:
     """When the pause is over, one call asks the frozen server; the others go without."""
     clock = ManualClock()
     async with Guard(valkey.url, clock=clock) as guard:
@@ -139,7 +139,7 @@ async def test_one_probe_at_a_time(valkey: ValkeyServer, said: Said) -> None:
 
     assert ["soup"] * 50 == answers
     assert guard.stats().l2_errors == errors + 1
-    assert len(said()) == 1
+    assert len(logged()) == 1
 
 
 async def test_many_calls_at_once_on_a_frozen_server_are_bounded(valkey: ValkeyServer) -> None:
@@ -154,7 +154,7 @@ async def test_many_calls_at_once_on_a_frozen_server_are_bounded(valkey: ValkeyS
     assert ["soup"] * 1000 == answers
 
 
-async def test_killed_server_is_used_again_when_it_is_back(valkey: ValkeyServer, said: Said) -> None:
+async def test_killed_server_is_used_again_when_it_is_back(valkey: ValkeyServer, logged: Logged) -> None:
     """Killed among calls and started again on the same port: no call fails, and the store is filled again."""
     clock = ManualClock()
     async with Guard(valkey.url, clock=clock) as guard:
@@ -169,10 +169,10 @@ async def test_killed_server_is_used_again_when_it_is_back(valkey: ValkeyServer,
 
     assert ["soup"] * 65 == before + during + after
     assert stats.l2_hits == 8
-    assert [line.partition("(")[0] for line in of_store(said())] == ["Redis does not answer ", BACK]
+    assert [line.partition("(")[0] for line in of_store(logged())] == ["Redis does not answer ", BACK]
 
 
-async def test_server_that_comes_up_after_the_guard_is_used(said: Said) -> None:
+async def test_server_that_comes_up_after_the_guard_is_used(logged: Logged) -> None:
     """A guard that was entered without a server takes it up when it is there."""
     clock = ManualClock()
     server = ValkeyServer()
@@ -187,37 +187,37 @@ async def test_server_that_comes_up_after_the_guard_is_used(said: Said) -> None:
             server.stop()
 
     assert guard.stats().l2_hits == 1
-    assert of_store(said()) == [GONE.format("ConnectionError"), BACK]
+    assert of_store(logged()) == [GONE.format("ConnectionError"), BACK]
 
 
-async def until(said: Said, line: str) -> None:
+async def until(logged: Logged, line: str) -> None:
     """Wait until the log says so."""
     async with asyncio.timeout(20):
-        while line not in said():
+        while line not in logged():
             await asyncio.sleep(0)
 
 
 async def test_server_that_is_back_is_found_though_nobody_asks(
-    valkey: ValkeyServer, said: Said, monkeypatch: pytest.MonkeyPatch
+    valkey: ValkeyServer, logged: Logged, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The heartbeats notice that the server is gone and that it is back, and the bus is taken up again."""
     monkeypatch.setattr(backplane, "_ECHO_PERIOD", 0.05)
     async with Guard(valkey.url, deadline=0.05, connect_timeout=0.1, clock=ManualClock()) as guard:
         await ask(guard)
         valkey.kill()
-        await until(said, GONE.format("ConnectionError"))
+        await until(logged, GONE.format("ConnectionError"))
         valkey.start()
-        await until(said, BACK)
-        await until(said, HEARD)
+        await until(logged, BACK)
+        await until(logged, HEARD)
         await ask(guard)
         await ask(guard)
 
     assert (2, 1) == (guard.stats().loads, guard.stats().l2_hits)
-    assert {GONE.format("ConnectionError"), DEAF.format("ConnectionError"), BACK, HEARD} == {*said()}
+    assert {GONE.format("ConnectionError"), DEAF.format("ConnectionError"), BACK, HEARD} == {*logged()}
 
 
 async def test_server_that_hangs_is_told_by_its_silence(
-    valkey: ValkeyServer, said: Said, monkeypatch: pytest.MonkeyPatch
+    valkey: ValkeyServer, logged: Logged, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A frozen server closes no connection: the bus counts as lost when even our own heartbeats are not heard."""
     monkeypatch.setattr(backplane, "_ECHO_PERIOD", 0.05)
@@ -226,10 +226,10 @@ async def test_server_that_hangs_is_told_by_its_silence(
         await guard.fetch("menu-7", load, ttl=60, l2_ttl=60, returns=str)
         was_kept = guard.peek("menu-7") is not None
         valkey.freeze()
-        await until(said, DEAF.format("silence"))
+        await until(logged, DEAF.format("silence"))
         is_kept = guard.peek("menu-7") is not None
         valkey.thaw()
-        await until(said, HEARD)
+        await until(logged, HEARD)
 
     assert (True, False) == (was_kept, is_kept)
 

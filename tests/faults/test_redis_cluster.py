@@ -33,7 +33,7 @@ from stampede_guard.stores._redis.urls import parse_url
 from stampede_guard.stores.redis import RedisStore
 from stampede_guard.testing import ManualClock
 
-Said = Callable[[], list[str]]
+Logged = Callable[[], list[str]]
 
 
 @pytest.fixture(scope="module")
@@ -519,7 +519,7 @@ async def test_host_that_the_cluster_does_not_tell(shared: Valkeys, key: str) ->
     assert followed is node
 
 
-async def test_killed_primary_is_replaced_by_its_replica(key: str, said: Said) -> None:
+async def test_killed_primary_is_replaced_by_its_replica(key: str, logged: Logged) -> None:
     """After a crash the replica takes the writes, the generation has risen, and the old one serves reads when back."""
     with valkey_cluster() as servers:
         async with opened(servers.url) as topology:
@@ -543,7 +543,7 @@ async def test_killed_primary_is_replaced_by_its_replica(key: str, said: Said) -
     assert b"soup" == found[1]
     assert risen >= 1
     assert took < 1.5
-    assert [] == [address for address in addresses if address in "".join(said())]
+    assert [] == [address for address in addresses if address in "".join(logged())]
 
 
 async def test_no_cluster_anywhere() -> None:
@@ -577,12 +577,6 @@ class Made:
 def made() -> Made:
     """Return what makes the topology's nodes."""
     return Made()
-
-
-@pytest.fixture
-def clock() -> ManualClock:
-    """Return the topology's clock."""
-    return ManualClock()
 
 
 @pytest.fixture

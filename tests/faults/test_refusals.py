@@ -19,13 +19,13 @@ from stampede_guard.stores._redis.scripts import ACQUIRE
 from stampede_guard.stores.redis import RedisStore
 from stampede_guard.testing import Gate, ManualClock
 
-Said = Callable[[], list[str]]
+Logged = Callable[[], list[str]]
 
 GONE = "Redis does not answer ({}); going on without it, probing again and again"
 BACK = "Redis answers again"
 DEAF = "the bus connection is lost ({}); until it is back, L1 keeps values for a second at most"
 
-pytestmark = pytest.mark.usefixtures("quiet")
+pytestmark = pytest.mark.usefixtures("no_echoes")
 
 
 async def load() -> str:
@@ -52,17 +52,17 @@ async def owner(valkey: ValkeyServer) -> AsyncIterator[Redis]:
 
 
 @pytest.mark.parametrize("login", [":wrong@", "nobody:wrong@", ""])
-async def test_wrong_password(login: str, said: Said) -> None:
+async def test_wrong_password(login: str, logged: Logged) -> None:
     """A wrong password, an unknown user or none: calls go on without the store, and the log names the reason once."""
     with valkey_server("--requirepass", "right") as server:
         async with patient(f"redis://{login}{HOST}:{server.port}") as guard:
             answers = [await ask(guard) for _ in range(20)]
 
     assert ["soup"] * 20 == answers
-    assert said() == [GONE.format("AuthenticationError"), DEAF.format("AuthenticationError")]
+    assert logged() == [GONE.format("AuthenticationError"), DEAF.format("AuthenticationError")]
 
 
-async def test_full_server_is_still_read(valkey: ValkeyServer, owner: Redis, said: Said) -> None:
+async def test_full_server_is_still_read(valkey: ValkeyServer, owner: Redis, logged: Logged) -> None:
     """When Redis is out of memory, leases are refused and hits go on; each change is logged once."""
     clock = ManualClock()
     async with patient(valkey.url, clock=clock) as guard:
@@ -78,10 +78,10 @@ async def test_full_server_is_still_read(valkey: ValkeyServer, owner: Redis, sai
 
     assert ["soup"] * 20 == answers
     assert (2, 19) == (hits, errors)
-    assert said() == ["Redis refuses to read: OutOfMemoryError", "Redis accepts to read again"]
+    assert logged() == ["Redis refuses to read: OutOfMemoryError", "Redis accepts to read again"]
 
 
-async def test_server_on_the_brink_does_not_flood_the_log(valkey: ValkeyServer, owner: Redis, said: Said) -> None:
+async def test_server_on_the_brink_does_not_flood_the_log(valkey: ValkeyServer, owner: Redis, logged: Logged) -> None:
     """A server that is almost full, and says yes and no by turns, is told of once."""
     async with patient(valkey.url) as guard:
         for number in range(20):
@@ -89,7 +89,7 @@ async def test_server_on_the_brink_does_not_flood_the_log(valkey: ValkeyServer, 
             await ask(guard, f"menu-{number}")
 
     assert guard.stats().l2_errors == 10
-    assert said() == ["Redis refuses to read: OutOfMemoryError"]
+    assert logged() == ["Redis refuses to read: OutOfMemoryError"]
 
 
 async def test_refusals_cost_no_connection(valkey: ValkeyServer, owner: Redis) -> None:
@@ -145,7 +145,7 @@ async def replica(valkey: ValkeyServer, owner: Redis) -> AsyncIterator[str]:
         yield server.url
 
 
-async def test_read_only_replica(replica: str, said: Said) -> None:
+async def test_read_only_replica(replica: str, logged: Logged) -> None:
     """By a replica's address nothing is read, old as it may be, and nothing stored; the log says why, once."""
     async with patient(replica) as guard:
         answers = [await ask(guard), await ask(guard, "menu-8")]
@@ -154,7 +154,7 @@ async def test_read_only_replica(replica: str, said: Said) -> None:
 
     assert ["soup", "soup"] == answers
     assert (0, 2) == (guard.stats().l2_hits, guard.stats().loads)
-    assert sorted(said()) == [GONE.format("NotPrimaryError"), DEAF.format("NotPrimaryError")]
+    assert sorted(logged()) == [GONE.format("NotPrimaryError"), DEAF.format("NotPrimaryError")]
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ async def test_read_only_replica(replica: str, said: Said) -> None:
     ],
 )
 async def test_user_without_permission(  # noqa: PLR0917  # what the case says, and fixtures
-    missing: str, line: str, hits: int, errors: int, valkey: ValkeyServer, owner: Redis, said: Said
+    missing: str, line: str, hits: int, errors: int, valkey: ValkeyServer, owner: Redis, logged: Logged
 ) -> None:
     """A user that may do only a part of it gets answers; the log says once which part is missing."""
     async with patient(valkey.url) as guard:
@@ -181,11 +181,11 @@ async def test_user_without_permission(  # noqa: PLR0917  # what the case says, 
 
     assert ["soup"] * 10 == answers
     assert (hits, errors) == (guard.stats().l2_hits, guard.stats().l2_errors)
-    assert len(said()) == 1
-    assert re.fullmatch(line, said()[0])
+    assert len(logged()) == 1
+    assert re.fullmatch(line, logged()[0])
 
 
-async def test_server_without_room_for_connections(valkey: ValkeyServer, owner: Redis, said: Said) -> None:
+async def test_server_without_room_for_connections(valkey: ValkeyServer, owner: Redis, logged: Logged) -> None:
     """A server that has as many clients as it takes is one that does not answer; it is used when there is room."""
     clock = ManualClock()
     await owner.config_set("maxclients", 1)
@@ -197,20 +197,20 @@ async def test_server_without_room_for_connections(valkey: ValkeyServer, owner: 
 
     assert ["soup"] * 12 == answers
     assert guard.stats().l2_hits == 1
-    assert [line for line in said() if line.startswith("Redis")] == [GONE.format("ConnectionError"), BACK]
+    assert [line for line in logged() if line.startswith("Redis")] == [GONE.format("ConnectionError"), BACK]
 
 
-async def test_server_without_the_database(valkey: ValkeyServer, said: Said) -> None:
+async def test_server_without_the_database(valkey: ValkeyServer, logged: Logged) -> None:
     """A database that the server does not have is no reason to fail, nor to use another."""
     async with patient(f"{valkey.url.removesuffix('/0')}/99") as guard:
         answers = [await ask(guard) for _ in range(5)]
 
     assert ["soup"] * 5 == answers
-    assert said() == [GONE.format("ResponseError"), DEAF.format("ResponseError")]
+    assert logged() == [GONE.format("ResponseError"), DEAF.format("ResponseError")]
 
 
 async def test_all_connections_busy_is_no_failure_of_the_server(
-    wire: Wire, namespace: str, said: Said, monkeypatch: pytest.MonkeyPatch
+    wire: Wire, namespace: str, logged: Logged, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Operations that find no free connection in time go without the store, and do not open the breaker."""
     gate = Gate()
@@ -233,10 +233,12 @@ async def test_all_connections_busy_is_no_failure_of_the_server(
 
     assert ["soup"] * 5 == answers
     assert (4, 0, 1) == (stats.l2_skips, stats.l2_errors, stats.l2_hits)
-    assert said() == []
+    assert logged() == []
 
 
-async def test_busy_connections_do_not_stand_for_an_answer(valkey: ValkeyServer, namespace: str, said: Said) -> None:
+async def test_busy_connections_do_not_stand_for_an_answer(
+    valkey: ValkeyServer, namespace: str, logged: Logged
+) -> None:
     """With all connections waiting for a frozen server, the breaker opens: being busy is no sign of life."""
     async with Guard(valkey.url, max_connections=1, clock=ManualClock()) as guard:
         await ask(guard)
@@ -245,7 +247,7 @@ async def test_busy_connections_do_not_stand_for_an_answer(valkey: ValkeyServer,
         for _ in range(3):
             await ask(guard)
 
-    assert said() == ["Redis does not answer (TimeoutError); going on without it, probing again and again"]
+    assert logged() == ["Redis does not answer (TimeoutError); going on without it, probing again and again"]
 
 
 async def test_refusal_is_told_by_its_code(valkey: ValkeyServer, owner: Redis) -> None:

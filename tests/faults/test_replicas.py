@@ -23,7 +23,7 @@ from stampede_guard.stores._redis.urls import parse_url
 from stampede_guard.stores.redis import RedisStore
 from stampede_guard.testing import ManualClock
 
-Said = Callable[[], list[str]]
+Logged = Callable[[], list[str]]
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,7 @@ async def test_no_reads_before_the_first_good_word(shared: Valkeys) -> None:
     await topology.aclose()
 
 
-async def test_replica_that_is_being_filled_gets_no_read(said: Said) -> None:
+async def test_replica_that_is_being_filled_gets_no_read(logged: Logged) -> None:
     """During a full resync a replica serves nothing, whatever it would answer; when it is connected, it serves."""
     with valkey_server("--rdb-key-save-delay", "1500", *REPLICATION) as primary, valkey_server() as replica:
         with Redis(host=HOST, port=primary.port) as client:
@@ -79,11 +79,11 @@ async def test_replica_that_is_being_filled_gets_no_read(said: Said) -> None:
     assert took < 1
     assert late == ("Redis replica 1", b"new")
     assert ["it is not connected to its primary, or is in a full resync", "reads"] == [
-        line.removeprefix("Redis replica 1 serves ").removeprefix("no reads: ") for line in said()
+        line.removeprefix("Redis replica 1 serves ").removeprefix("no reads: ") for line in logged()
     ]
 
 
-async def test_frozen_replica_is_left_within_a_second(said: Said) -> None:
+async def test_frozen_replica_is_left_within_a_second(logged: Logged) -> None:
     """Reads leave a replica that hangs, none takes longer than its deadline, and it is used again when it answers."""
     slowest, late = 0.0, Lateness()
     with valkey_replicated() as servers:
@@ -101,30 +101,30 @@ async def test_frozen_replica_is_left_within_a_second(said: Said) -> None:
                     if answer is None or answer[0] == "Redis replica 1":
                         left_after = monotonic() - frozen_at
                     await asyncio.sleep(0.001)
-                    told = [line.partition(" (")[0] for line in said()][2:]
+                    told = [line.partition(" (")[0] for line in logged()][2:]
             servers.replicas[0].thaw()
             await until(lambda: len(names(topology)) == 2, "the thawed replica to be good")
 
     assert left_after < 1 + late.seconds
     assert slowest < LIMITS.connect_timeout + LIMITS.deadline + 0.2 + late.seconds
     assert ["Redis replica 1 does not answer"] == told
-    assert "Redis replica 1 answers again" == said()[-1]
+    assert "Redis replica 1 answers again" == logged()[-1]
 
 
-async def test_killed_replica_is_left_and_found_again(said: Said) -> None:
+async def test_killed_replica_is_left_and_found_again(logged: Logged) -> None:
     """Reads leave a replica that is gone; when it is back and connected, it serves again. The log has no address."""
     with valkey_replicated(replicas=1) as servers:
         async with opened(servers.url) as topology:
             await until(lambda: topology.replica("menu"), "the replica to be good")
             servers.replicas[0].kill()
             left_after = await until(lambda: topology.replica("menu") is None, "reads to leave")
-            await until(lambda: len(said()) > 1, "a word about it")
+            await until(lambda: len(logged()) > 1, "a word about it")
             servers.replicas[0].revive()
             await until(lambda: topology.replica("menu"), "the replica to be good again")
             addresses = [HOST, *(str(server.port) for server in (servers.primary, *servers.replicas))]
 
     assert left_after < 1
-    assert [] == [address for address in addresses if address in "".join(said())]
+    assert [] == [address for address in addresses if address in "".join(logged())]
 
 
 async def test_failed_read_sends_the_next_elsewhere_at_once(shared: Valkeys) -> None:
@@ -167,15 +167,15 @@ async def test_restarted_primary_is_noticed() -> None:
 
 
 @pytest.mark.parametrize("silent", ["primary", "replica"])
-async def test_without_permission_to_ask_no_replica_is_read_from(silent: str, said: Said) -> None:
+async def test_without_permission_to_ask_no_replica_is_read_from(silent: str, logged: Logged) -> None:
     """Where ROLE is refused there are no reads from replicas, and one warning says why."""
     with valkey_replicated() as servers:
         for server in [servers.primary] if silent == "primary" else servers.replicas:
             ask(server, "ACL", "SETUSER", "default", "-role")
         async with opened(servers.url) as topology:
-            await until(lambda: [line for line in said() if "+role" in line], "the warning")
+            await until(lambda: [line for line in logged() if "+role" in line], "the warning")
             found = names(topology)
-            (warning,) = [line for line in said() if "+role" in line]
+            (warning,) = [line for line in logged() if "+role" in line]
 
     assert set() == found
     assert "so no replica serves reads" in warning
@@ -207,7 +207,7 @@ async def test_lag_is_measured_on_one_clock() -> None:
     assert group.fresh_replica() is None
 
 
-async def test_replica_that_lags_too_far_is_left(said: Said) -> None:
+async def test_replica_that_lags_too_far_is_left(logged: Logged) -> None:
     """A replica whose copy is more than a second old serves nothing until it has caught up."""
     clock = ManualClock()
     primary, replica = Scripted("primary"), Scripted("replica")
@@ -222,7 +222,7 @@ async def test_replica_that_lags_too_far_is_left(said: Said) -> None:
         clock.advance(0.4)
 
     assert [True, True, True, False, False] == seen
-    assert ["replica serves reads", "replica serves no reads: it lags behind"] == said()
+    assert ["replica serves reads", "replica serves no reads: it lags behind"] == logged()
 
 
 @pytest.mark.parametrize(
@@ -235,7 +235,7 @@ async def test_replica_that_lags_too_far_is_left(said: Said) -> None:
         ([b"master", 100, []], "it is no replica"),
     ],
 )
-async def test_what_keeps_reads_away(role: list[object], why: str, said: Said) -> None:
+async def test_what_keeps_reads_away(role: list[object], why: str, logged: Logged) -> None:
     """Only a replica that is connected to this very primary serves reads."""
     primary, replica = Scripted("primary"), Scripted("replica")
     group = Group(primary, ManualClock(), lambda *_: None, ("host", 1))
@@ -249,7 +249,7 @@ async def test_what_keeps_reads_away(role: list[object], why: str, said: Said) -
 
     assert was_good
     assert group.fresh_replica() is None
-    assert f"replica serves no reads: {why}" == said()[-1]
+    assert f"replica serves no reads: {why}" == logged()[-1]
 
 
 async def test_history_that_was_cut_is_another_primary() -> None:
@@ -280,7 +280,7 @@ async def test_closing_in_the_middle_of_a_probe() -> None:
     assert {asyncio.current_task()} == asyncio.all_tasks()
 
 
-async def test_node_that_does_not_answer_is_asked_less_often(said: Said) -> None:
+async def test_node_that_does_not_answer_is_asked_less_often(logged: Logged) -> None:
     """After three misses in a row a replica is asked again when its pause is over, and is back when it is good."""
     clock = ManualClock()
     primary, replica = Scripted("primary", [b"master", 100, []], b""), Scripted("replica", TimeoutError())
@@ -296,11 +296,11 @@ async def test_node_that_does_not_answer_is_asked_less_often(said: Said) -> None
     assert 3 == asked
     assert group.fresh_replica() is replica
     assert ["replica does not answer", "replica answers again", "replica serves reads"] == [
-        line.partition(" (")[0] for line in said()
+        line.partition(" (")[0] for line in logged()
     ]
 
 
-async def test_node_that_is_silent_for_a_second_is_out(said: Said) -> None:
+async def test_node_that_is_silent_for_a_second_is_out(logged: Logged) -> None:
     """One miss is enough if the last answer is a second old."""
     clock = ManualClock()
     group = Group(Scripted("primary"), clock, lambda *_: None)
@@ -309,7 +309,7 @@ async def test_node_that_is_silent_for_a_second_is_out(said: Said) -> None:
     clock.advance(1.1)
     group.failed(replica)
 
-    assert ["replica does not answer (no answer); going on without it, probing again and again"] == said()
+    assert ["replica does not answer (no answer); going on without it, probing again and again"] == logged()
 
 
 async def test_probe_that_was_cancelled_is_no_verdict() -> None:
@@ -396,7 +396,7 @@ async def test_nodes_that_do_not_close() -> None:
     assert other.is_closed
 
 
-async def test_rounds_survive_what_nobody_foresaw(said: Said) -> None:
+async def test_rounds_survive_what_nobody_foresaw(logged: Logged) -> None:
     """A question that fails is told, and asked again; starting twice is starting once."""
     node, times = Scripted("node"), 0
 
@@ -417,8 +417,8 @@ async def test_rounds_survive_what_nobody_foresaw(said: Said) -> None:
     await Poller(1, lambda: ()).aclose()
 
     assert same
-    assert "a probe of node failed (LookupError)" == said()[0]
-    assert "node did not close cleanly (TimeoutError)" == said()[-1]
+    assert "a probe of node failed (LookupError)" == logged()[0]
+    assert "node did not close cleanly (TimeoutError)" == logged()[-1]
 
 
 # A guard whose store has replicas

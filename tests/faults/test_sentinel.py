@@ -21,7 +21,7 @@ from stampede_guard.stores._redis.topology.sentinel import Sentinel
 from stampede_guard.stores._redis.urls import parse_url
 from stampede_guard.testing import ManualClock
 
-Said = Callable[[], list[str]]
+Logged = Callable[[], list[str]]
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,7 @@ def named(sentinel: ValkeyServer) -> int:
     return int(port)
 
 
-async def test_killed_primary_is_replaced(said: Said) -> None:
+async def test_killed_primary_is_replaced(logged: Logged) -> None:
     """After a crash writes go to the new primary, reads to the replica that is left, and the generation has risen."""
     with valkey_sentinels() as servers:
         async with opened(servers.url) as topology:
@@ -81,7 +81,7 @@ async def test_killed_primary_is_replaced(said: Said) -> None:
     assert (1, False) == (risen, is_open)
     assert before.name != after.name
     assert took < 1.5
-    assert [] == [address for address in addresses if address in "".join(said())]
+    assert [] == [address for address in addresses if address in "".join(logged())]
 
 
 async def test_guard_goes_on_with_the_new_primary(namespace: str) -> None:
@@ -258,12 +258,6 @@ def word(epoch: int, primary: str, *replicas: str) -> list[object]:
     """Return what a sentinel says."""
     others = [[b"ip", replica.encode(), b"port", b"1"] for replica in replicas]
     return [[primary.encode(), b"1"], [b"config-epoch", b"%d" % epoch], others]
-
-
-@pytest.fixture
-def clock() -> ManualClock:
-    """Return the topology's clock."""
-    return ManualClock()
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 from collections.abc import AsyncIterator, Callable
 from functools import partial
 from urllib.parse import urlsplit
-from uuid import uuid4
 
 import pytest
 from onlooker import HitCounter, load_scripts
@@ -12,22 +11,22 @@ from stampede_guard.stores._redis.node import Node
 
 
 @pytest.fixture
-def namespace() -> str:
-    """Return a namespace of the test's own: tests share a server."""
-    return uuid4().hex
+def key(namespace: str) -> str:
+    """Return the base of the keys of `menu-7`."""
+    return f"sg1:{{{namespace}:menu-7}}"
+
+
+@pytest.fixture
+async def pair(make_guard: Callable[..., Guard]) -> AsyncIterator[tuple[Guard, Guard]]:
+    """Return two guards, open."""
+    async with make_guard() as first, make_guard() as second:
+        yield first, second
 
 
 @pytest.fixture
 def make_guard(redis_url: str, namespace: str) -> Callable[..., Guard]:
     """Return what makes guards over the shared server, patient enough for a busy machine."""
     return partial(Guard, redis_url, namespace=namespace, deadline=5, connect_timeout=5)
-
-
-@pytest.fixture
-async def admin(admin_url: str) -> AsyncIterator[Redis]:
-    """Return a client that sees what is stored."""
-    async with Redis.from_url(admin_url) as client:
-        yield client
 
 
 @pytest.fixture

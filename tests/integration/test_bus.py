@@ -1,8 +1,7 @@
 """What guards tell each other, and what they make of silence, gaps and restarts."""
 
 import asyncio
-import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 from urllib.parse import urlsplit
@@ -12,7 +11,7 @@ from inside import backplane_of, tier_of, untyped
 from onlooker import HitCounter, Onlooker, caught_up, echoed, instance_of, is_up, until, until_gone, until_there
 from redis.asyncio import Redis
 
-from demo_api.servers import ValkeyServer, valkey_server
+from demo_api.servers import ValkeyServer
 from stampede_guard import Guard, InvalidationPending, _guard, coalesce
 from stampede_guard._bus import backplane
 from stampede_guard.stores import Subscription
@@ -20,7 +19,7 @@ from stampede_guard.stores.redis import RedisStore
 from stampede_guard.testing import Gate, ManualClock
 
 MakeGuard = Callable[..., Guard]
-Said = Callable[[], list[str]]
+Logged = Callable[[], list[str]]
 Invalidate = Callable[..., Awaitable[None]]
 
 OP = "menu-7"
@@ -88,48 +87,15 @@ class Instrumented(RedisStore):
 
 
 @pytest.fixture
-def key(namespace: str) -> str:
-    """Return the base of the op's keys."""
-    return f"sg1:{{{namespace}:{OP}}}"
-
-
-@pytest.fixture
 def channel(namespace: str) -> str:
     """Return the bus."""
     return f"sg1:{namespace}:bus"
 
 
 @pytest.fixture
-async def pair(make_guard: MakeGuard) -> AsyncIterator[tuple[Guard, Guard]]:
-    """Return two guards, open."""
-    async with make_guard() as first, make_guard() as second:
-        yield first, second
-
-
-@pytest.fixture
 def store(redis_url: str) -> Instrumented:
     """Return a store for one guard."""
     return Instrumented(redis_url)
-
-
-@pytest.fixture
-def valkey() -> Iterator[ValkeyServer]:
-    """Return a server that the test may kill and freeze."""
-    with valkey_server() as server:
-        yield server
-
-
-@pytest.fixture
-def said(caplog: pytest.LogCaptureFixture) -> Said:
-    """Return what tells the lines that the package has logged so far."""
-    caplog.set_level(logging.DEBUG)
-    return lambda: [record.getMessage() for record in caplog.records if record.name == "stampede_guard"]
-
-
-@pytest.fixture
-def no_beats(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let nobody say a word of their own accord."""
-    monkeypatch.setattr(backplane, "_ECHO_PERIOD", 600.0)
 
 
 @pytest.fixture
@@ -186,7 +152,7 @@ async def test_invalidation_reaches_every_memory(
     assert ["new", "new"] == [await ask(guard, "new", **options) for guard in pair]
 
 
-@pytest.mark.usefixtures("no_beats")
+@pytest.mark.usefixtures("no_echoes")
 async def test_what_is_said(make_guard: MakeGuard, admin: Redis, channel: str) -> None:
     """An invalidation is one message with its sender; loads that nobody waits for say nothing."""
     async with make_guard() as guard, Onlooker(admin, channel) as onlooker:
@@ -210,7 +176,7 @@ async def test_what_is_said(make_guard: MakeGuard, admin: Redis, channel: str) -
 
 
 @WAYS
-@pytest.mark.usefixtures("no_beats")
+@pytest.mark.usefixtures("no_echoes")
 async def test_own_messages_are_ignored(
     invalidate: Invalidate, make_guard: MakeGuard, admin: Redis, channel: str
 ) -> None:
@@ -226,7 +192,7 @@ async def test_own_messages_are_ignored(
         assert remembers(guard)
 
 
-@pytest.mark.usefixtures("no_beats")
+@pytest.mark.usefixtures("no_echoes")
 async def test_many_messages_are_all_heard(make_guard: MakeGuard, admin: Redis, channel: str) -> None:
     """However fast they come, none is passed over."""
     async with make_guard() as guard:
@@ -242,7 +208,7 @@ async def test_many_messages_are_all_heard(make_guard: MakeGuard, admin: Redis, 
         assert not any(remembers(guard, f"menu-{number}") for number in range(600))
 
 
-async def test_gap_flushes(pair: tuple[Guard, Guard], admin: Redis, said: Said) -> None:
+async def test_gap_flushes(pair: tuple[Guard, Guard], admin: Redis, logged: Logged) -> None:
     """When the bus was lost for a moment, anything may have been said: all is forgotten; then trust is back."""
     first, second = pair
     await ask(first, "old")
@@ -256,7 +222,7 @@ async def test_gap_flushes(pair: tuple[Guard, Guard], admin: Redis, said: Said) 
     assert await ask(first, "not asked for") == "old"
     await second.invalidate(OP)
     await until(lambda: not remembers(first), "the first to be told")
-    assert sorted([SILENT.format("ConnectionError"), HEARD] * 2) == sorted(said())
+    assert sorted([SILENT.format("ConnectionError"), HEARD] * 2) == sorted(logged())
 
 
 async def test_load_across_a_gap_is_not_remembered(make_guard: MakeGuard, admin: Redis) -> None:
@@ -298,8 +264,8 @@ async def test_load_that_began_in_a_gap_is_not_remembered(valkey: ValkeyServer) 
         assert not remembers(guard)
 
 
-@pytest.mark.usefixtures("no_beats")
-async def test_second_confirmation_flushes(store: Instrumented, namespace: str, channel: str, said: Said) -> None:
+@pytest.mark.usefixtures("no_echoes")
+async def test_second_confirmation_flushes(store: Instrumented, namespace: str, channel: str, logged: Logged) -> None:
     """A confirmation that nobody asked for means that the subscription was made anew, behind one's back."""
     async with Guard(lambda: store, namespace=namespace) as guard:
         await ask(guard, "old")
@@ -309,13 +275,13 @@ async def test_second_confirmation_flushes(store: Instrumented, namespace: str, 
 
         await until(lambda: len(store.connections) == 2 and is_up(guard), "a new subscription")
         assert not remembers(guard)
-    assert [SILENT.format("UnexpectedReply"), HEARD] == said()
+    assert [SILENT.format("UnexpectedReply"), HEARD] == logged()
 
 
 @pytest.mark.parametrize(
     "message", [b"", b"x" + b"s" * 22, b"i", b"i" + b"s" * 21, b"t\xff" + b"s" * 22, b"c" + b"s" * 21]
 )
-@pytest.mark.usefixtures("no_beats")
+@pytest.mark.usefixtures("no_echoes")
 async def test_unknown_message_flushes(message: bytes, make_guard: MakeGuard, admin: Redis, channel: str) -> None:
     """What a newer version says may be about anything; it is forgotten, and trust goes on."""
     async with make_guard() as guard:
@@ -331,7 +297,7 @@ async def test_unknown_message_flushes(message: bytes, make_guard: MakeGuard, ad
 
 
 @pytest.mark.parametrize("message", [b"w", b"wmenu-7", b"i" + b"s" * 22 + b"menu-8"])
-@pytest.mark.usefixtures("no_beats")
+@pytest.mark.usefixtures("no_echoes")
 async def test_known_message_about_something_else_does_not_flush(
     message: bytes, make_guard: MakeGuard, admin: Redis, channel: str
 ) -> None:
@@ -345,7 +311,7 @@ async def test_known_message_about_something_else_does_not_flush(
         assert remembers(guard)
 
 
-@pytest.mark.usefixtures("no_beats")
+@pytest.mark.usefixtures("no_echoes")
 async def test_silence_flushes(make_guard: MakeGuard) -> None:
     """What was remembered is believed for three seconds after the last echo, and no longer."""
     clock = ManualClock()
@@ -371,7 +337,7 @@ async def test_silence_flushes(make_guard: MakeGuard) -> None:
         assert remembers(guard)
 
 
-@pytest.mark.usefixtures("no_beats")
+@pytest.mark.usefixtures("no_echoes")
 async def test_load_across_a_silence_is_not_remembered(make_guard: MakeGuard) -> None:
     """An echo after a long silence does not vouch for what was loaded in it."""
     clock = ManualClock()
@@ -392,7 +358,7 @@ async def test_load_across_a_silence_is_not_remembered(make_guard: MakeGuard) ->
         assert not remembers(guard)
 
 
-@pytest.mark.usefixtures("no_return", "no_beats")
+@pytest.mark.usefixtures("no_return", "no_echoes")
 async def test_without_the_bus_memory_lasts_a_second(make_guard: MakeGuard, admin: Redis) -> None:
     """While nobody would say that an entry is invalid, it is kept for a second at most, though the store answers."""
     clock = ManualClock()
@@ -409,7 +375,7 @@ async def test_without_the_bus_memory_lasts_a_second(make_guard: MakeGuard, admi
 
 @pytest.mark.usefixtures("fast_beats")
 async def test_beats_are_heard_by_their_own_guard_alone(
-    make_guard: MakeGuard, admin: Redis, channel: str, said: Said
+    make_guard: MakeGuard, admin: Redis, channel: str, logged: Logged
 ) -> None:
     """Each guard hears its own echo about once a second, trusts the bus by it, and tells others nothing."""
     async with make_guard() as guard, make_guard() as other, Onlooker(admin, channel) as onlooker:
@@ -421,10 +387,10 @@ async def test_beats_are_heard_by_their_own_guard_alone(
         assert [] == await onlooker.said()
         assert all(each._states.running().memory.trusted_until > each._clock() for each in (guard, other))
         assert all(remembers(each) for each in (guard, other))
-    assert said() == []
+    assert logged() == []
 
 
-@pytest.mark.usefixtures("no_beats")
+@pytest.mark.usefixtures("no_echoes")
 async def test_late_bus_is_not_trusted(redis_url: str, namespace: str, admin: Redis, channel: str) -> None:
     """While a listener hears others' words, and its own echo late, memory is not believed for longer than that."""
     clock = ManualClock()
@@ -475,21 +441,23 @@ def seconds_of(guard: Guard) -> list[object]:
 
 
 @pytest.mark.usefixtures("fast_beats")
-async def test_connection_that_went_dead_is_replaced(redis_url: str, namespace: str, admin: Redis, said: Said) -> None:
+async def test_connection_that_went_dead_is_replaced(
+    redis_url: str, namespace: str, admin: Redis, logged: Logged
+) -> None:
     """A connection on which nothing comes any more, not even one's own voice, is given up for a new one."""
     tally = HitCounter(urlsplit(redis_url).port or 6379)
     async with tally.listening(), Guard(tally.url, namespace=namespace, deadline=0.05, connect_timeout=5) as guard:
         await ask(guard, "old")
 
         tally.deafen()
-        await until(lambda: SILENT.format("silence") in said(), "the silence to be noticed")
+        await until(lambda: SILENT.format("silence") in logged(), "the silence to be noticed")
         assert not remembers(guard)
-        await until(lambda: HEARD in said(), "the bus to be back")
+        await until(lambda: HEARD in logged(), "the bus to be back")
 
         await caught_up(guard, admin)
 
 
-async def test_guard_opens_without_the_bus_and_finds_it_later(said: Said, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_guard_opens_without_the_bus_and_finds_it_later(logged: Logged, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that is not there is no reason not to start; when it comes, so do trust and the store."""
     monkeypatch.setattr(_guard, "_BUS_TIMEOUT", 0.1)
     server = ValkeyServer()
@@ -500,12 +468,12 @@ async def test_guard_opens_without_the_bus_and_finds_it_later(said: Said, monkey
             server.start()
             await until(lambda: is_up(guard), "the bus")
             await until(lambda: guard._states.running().memory.trusted_until < float("inf"), "trust")
-            assert HEARD in said()
+            assert HEARD in logged()
     finally:
         server.stop()
 
 
-async def test_server_that_does_not_allow_to_listen(valkey: ValkeyServer, said: Said) -> None:
+async def test_server_that_does_not_allow_to_listen(valkey: ValkeyServer, logged: Logged) -> None:
     """Without the permission to subscribe, leases work all the same, and memory lasts for a second at most."""
     async with Redis.from_url(valkey.url) as admin:
         await admin.acl_setuser(
@@ -518,11 +486,11 @@ async def test_server_that_does_not_allow_to_listen(valkey: ValkeyServer, said: 
             assert await ask(second, "not asked for") == "old"
             clock.advance(1)
             assert not remembers(first)
-    assert SILENT.format("NoPermissionError") in said()
+    assert SILENT.format("NoPermissionError") in logged()
 
 
 @pytest.mark.usefixtures("fast_beats")
-async def test_server_that_does_not_allow_to_publish(valkey: ValkeyServer, said: Said) -> None:
+async def test_server_that_does_not_allow_to_publish(valkey: ValkeyServer, logged: Logged) -> None:
     """Without channels, which is what users have by default, one load still serves all; invalidations are reported."""
     gate = Gate()
     loads = 0
@@ -546,7 +514,7 @@ async def test_server_that_does_not_allow_to_publish(valkey: ValkeyServer, said:
             with pytest.raises(InvalidationPending):
                 await first.invalidate(OP)
             assert not await admin.exists(f"sg1:{{default:{OP}}}:v")
-            await until(lambda: any(line.startswith("Redis refuses to publish") for line in said()), "a beat")
+            await until(lambda: any(line.startswith("Redis refuses to publish") for line in logged()), "a beat")
 
 
 async def test_server_that_does_not_say_who_it_is(valkey: ValkeyServer) -> None:
@@ -597,7 +565,7 @@ async def _answers(guard: Guard, answer: str) -> bool:
     return await ask(guard, answer) == answer
 
 
-@pytest.mark.usefixtures("no_beats")
+@pytest.mark.usefixtures("no_echoes")
 async def test_confirmation_of_a_server_that_is_replaced_does_not_count(
     store: Instrumented, namespace: str, admin: Redis, key: str
 ) -> None:
@@ -617,7 +585,7 @@ async def test_confirmation_of_a_server_that_is_replaced_does_not_count(
 
 
 @WAYS
-@pytest.mark.usefixtures("no_beats")
+@pytest.mark.usefixtures("no_echoes")
 async def test_unconfirmed_invalidation_is_reported(
     invalidate: Invalidate, store: Instrumented, make_guard: MakeGuard, namespace: str
 ) -> None:
@@ -637,7 +605,7 @@ async def test_unconfirmed_invalidation_is_reported(
 
 
 @WAYS
-@pytest.mark.usefixtures("no_beats")
+@pytest.mark.usefixtures("no_echoes")
 async def test_nothing_is_read_or_stored_meanwhile(
     invalidate: Invalidate, store: Instrumented, namespace: str, admin: Redis, key: str
 ) -> None:
@@ -696,7 +664,7 @@ async def test_pending_invalidation_is_tried_again_of_itself(invalidate: Invalid
 
 
 @WAYS
-@pytest.mark.usefixtures("no_beats")
+@pytest.mark.usefixtures("no_echoes")
 async def test_without_waiting_nothing_is_raised(
     invalidate: Invalidate, store: Instrumented, namespace: str, admin: Redis, key: str
 ) -> None:
@@ -716,7 +684,7 @@ async def test_without_waiting_nothing_is_raised(
         assert await ask(guard, "newer") == "newer"
 
 
-@pytest.mark.usefixtures("no_beats")
+@pytest.mark.usefixtures("no_echoes")
 async def test_cancelled_invalidation_goes_on(make_guard: MakeGuard, namespace: str, admin: Redis, key: str) -> None:
     """Whoever cancels the call has invalidated all the same."""
     async with make_guard() as guard:
@@ -730,7 +698,7 @@ async def test_cancelled_invalidation_goes_on(make_guard: MakeGuard, namespace: 
         assert call.cancelled()
 
 
-@pytest.mark.usefixtures("no_beats")
+@pytest.mark.usefixtures("no_echoes")
 async def test_pending_version_is_not_forgotten(store: Instrumented, namespace: str, admin: Redis, key: str) -> None:
     """Of several invalidations that wait for the store, the highest version is the one that counts."""
     async with Guard(lambda: store, namespace=namespace) as guard:

@@ -1,6 +1,5 @@
 """A redis-py client of the user's own as the store."""
 
-import logging
 import ssl
 import sys
 import time
@@ -44,44 +43,37 @@ FAULTS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture
-def said(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
-    """Return what tells the warnings so far."""
-    caplog.set_level(logging.WARNING, logger="stampede_guard")
-    return lambda: [record.getMessage() for record in caplog.records if record.name == "stampede_guard"]
-
-
-def test_client_without_faults_is_taken_in_silence(said: Callable[[], list[str]]) -> None:
+def test_client_without_faults_is_taken_in_silence(logged: Callable[[], list[str]]) -> None:
     """There is nothing to say about a client whose settings are right."""
     servers = describe(Redis(host="cache", port=7000, db=3, username="menus", password="pass", **FLAWLESS))
 
-    assert [] == said()
+    assert [] == logged()
     assert ("single", (("cache", 7000),), Connection) == (servers.kind, servers.addresses, servers.connection_class)
     assert {"db": 3, "username": "menus", "password": "pass"}.items() <= servers.options.items()
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_each_fault_is_told_once(fault: str, said: Callable[[], list[str]]) -> None:
+def test_each_fault_is_told_once(fault: str, logged: Callable[[], list[str]]) -> None:
     """What a client has wrong is named in a warning, with what is done about it; socket timeouts harm 3.11 alone."""
     describe(Redis(**FLAWLESS | FAULTS[fault]))
 
-    warnings = [line for line in said() if fault in line.partition(":")[0]]
+    warnings = [line for line in logged() if fault in line.partition(":")[0]]
     assert int(fault != "socket_timeout" or sys.version_info < (3, 12)) == len(warnings)
     assert all("the guard's own connections" in warning for warning in warnings)
 
 
-def test_a_fault_comes_alone(said: Callable[[], list[str]]) -> None:
+def test_a_fault_comes_alone(logged: Callable[[], list[str]]) -> None:
     """One fault is one warning."""
     describe(Redis(**FLAWLESS | FAULTS["decode_responses"]))
 
-    assert 1 == len(said())
+    assert 1 == len(logged())
 
 
-def test_the_defaults_of_the_client_are_faults(said: Callable[[], list[str]]) -> None:
+def test_the_defaults_of_the_client_are_faults(logged: Callable[[], list[str]]) -> None:
     """A client as redis-py makes it has notifications, retries and protocol 3."""
     describe(Redis())
 
-    told = " ".join(said())
+    told = " ".join(logged())
     assert all(fault in told for fault in ("maintenance notifications", "retries", "protocol 3"))
 
 

@@ -22,12 +22,6 @@ OP = "menu-7"
 LIFE: dict[str, Any] = {"l2_ttl": 60, "returns": str}
 
 
-@pytest.fixture
-def key(namespace: str) -> str:
-    """Return the base of the op's keys."""
-    return f"sg1:{{{namespace}:{OP}}}"
-
-
 @pytest.fixture(autouse=True)
 def _long_leases(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let no lease end by itself before the test is over."""

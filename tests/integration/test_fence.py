@@ -1,7 +1,7 @@
 """What was loaded before an invalidation is never stored after it, whoever invalidates and whoever loads."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -38,19 +38,6 @@ async def by_clearing(guard: Guard) -> None:
 
 WHO = pytest.mark.parametrize("is_other", [False, True], ids=["same guard", "another guard"])
 WAYS = pytest.mark.parametrize("invalidate", [by_op, by_tag, by_clearing])
-
-
-@pytest.fixture
-def key(namespace: str) -> str:
-    """Return the base of the op's keys."""
-    return f"sg1:{{{namespace}:{OP}}}"
-
-
-@pytest.fixture
-async def pair(make_guard: MakeGuard) -> AsyncIterator[Pair]:
-    """Return two guards, open."""
-    async with make_guard() as first, make_guard() as second:
-        yield first, second
 
 
 class Table:

@@ -1,7 +1,7 @@
 """One load for all of a cluster: each guard here has an instance of its own, as a process has."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, suppress
 from itertools import pairwise
 from typing import Any
@@ -12,7 +12,7 @@ from onlooker import instance_of, is_expecting, is_up, new_leases, until, until_
 from redis.asyncio import Redis
 from stored import bytes_at, fingerprint_for
 
-from demo_api.servers import ValkeyServer, valkey_server
+from demo_api.servers import ValkeyServer
 from stampede_guard import Guard, InvalidationPending, LoadTimeout, WaitTimeout, _path, coalesce
 from stampede_guard._bus import backplane as backplane_module
 from stampede_guard._operations import operation
@@ -28,12 +28,6 @@ OTHER = "o" * 22
 
 
 @pytest.fixture
-def key(namespace: str) -> str:
-    """Return the base of the op's keys."""
-    return f"sg1:{{{namespace}:{OP}}}"
-
-
-@pytest.fixture
 def long_leases(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let no lease end, and nobody look again, before the test is over: only a word can wake."""
     monkeypatch.setattr(operation, "_LEASES", (60.0, 60.0))
@@ -44,20 +38,6 @@ def long_leases(monkeypatch: pytest.MonkeyPatch) -> None:
 def short_leases(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let leases last for a third of a second."""
     monkeypatch.setattr(operation, "_LEASES", (0.3, 0.3))
-
-
-@pytest.fixture
-async def pair(make_guard: MakeGuard) -> AsyncIterator[tuple[Guard, Guard]]:
-    """Return two guards, open."""
-    async with make_guard() as first, make_guard() as second:
-        yield first, second
-
-
-@pytest.fixture
-def valkey() -> Iterator[ValkeyServer]:
-    """Return a server that the test may kill and freeze."""
-    with valkey_server() as server:
-        yield server
 
 
 class Kitchen:

@@ -1,7 +1,7 @@
 """Loaders of many ids over a real server: what is there is not loaded, and a lease holds for each id."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -38,13 +38,6 @@ class Menus:
             return {menu_id: f"{word} {menu_id}" for menu_id in menu_ids if menu_id not in self.missing}
 
         return load
-
-
-@pytest.fixture
-async def pair(make_guard: MakeGuard) -> AsyncIterator[tuple[Guard, Guard]]:
-    """Return the open guards of two processes."""
-    async with make_guard() as first, make_guard() as second:
-        yield first, second
 
 
 async def test_only_what_redis_does_not_have_is_loaded(pair: tuple[Guard, Guard]) -> None:

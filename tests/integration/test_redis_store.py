@@ -1,5 +1,4 @@
 import asyncio
-import logging
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from stampede_guard.stores.redis import RedisStore, redis_stores
 CANARY = "canary"
 WORD = b"wmenu-7"
 
-Said = Callable[[], list[str]]
+Logged = Callable[[], list[str]]
 
 
 @pytest.fixture
@@ -31,12 +30,6 @@ async def store(redis_url: str, namespace: str) -> AsyncIterator[RedisStore]:
     store.channel = f"sg1:{namespace}:bus"
     yield store
     await store.aclose()
-
-
-@pytest.fixture
-def key(namespace: str) -> str:
-    """Return what the keys of an op of the test's own begin with."""
-    return f"sg1:{{{namespace}:menu-7}}"
 
 
 @pytest.fixture
@@ -321,13 +314,6 @@ async def test_password_and_database_of_the_url_are_used() -> None:
     assert found == b"soup"
 
 
-@pytest.fixture
-def said(caplog: pytest.LogCaptureFixture) -> Said:
-    """Return what tells the lines that the package has logged so far."""
-    caplog.set_level(logging.DEBUG)
-    return lambda: [record.getMessage() for record in caplog.records if record.name == "stampede_guard"]
-
-
 async def use_guard(url: str) -> None:
     """Let two guards load, and invalidate in every way."""
 
@@ -372,7 +358,7 @@ async def grant(admin: Redis, rules: list[str]) -> None:
     await admin.execute_command("ACL", "SETUSER", "menus", "reset", ">pass", *rules)
 
 
-async def test_acl_user_with_the_documented_permissions(said: Said) -> None:
+async def test_acl_user_with_the_documented_permissions(logged: Logged) -> None:
     """The permissions that the documentation names are enough, and errors stay away."""
     with valkey_server() as server:
         url = f"redis://menus:pass@127.0.0.1:{server.port}/1"
@@ -382,7 +368,7 @@ async def test_acl_user_with_the_documented_permissions(said: Said) -> None:
             await use_store(url)
             denied = [str(entry["object"]) for entry in await admin.acl_log()]
 
-    assert said() == []
+    assert logged() == []
     assert {"client|setinfo"} == {*denied}  # how redis-py introduces itself
 
 

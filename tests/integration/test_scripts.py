@@ -25,12 +25,6 @@ Run = Callable[..., Awaitable[Any]]
 
 
 @pytest.fixture
-def key(namespace: str) -> str:
-    """Return the base of an op's keys."""
-    return f"sg1:{{{namespace}:menu-7}}"
-
-
-@pytest.fixture
 def run(admin: Redis) -> Run:
     """Return what runs a script."""
 

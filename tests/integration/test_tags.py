@@ -1,7 +1,7 @@
 """Invalidation by tag: one operation of the store, however many entries there are."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,7 +9,6 @@ from onlooker import commands_run, load_scripts, until
 from redis.asyncio import Redis
 
 from stampede_guard import ConfigurationError, Guard, InvalidKey, coalesce
-from stampede_guard._bus import backplane
 from stampede_guard._l2.tier import key_of
 from stampede_guard.testing import FaultStore, ManualClock
 
@@ -17,19 +16,6 @@ MakeGuard = Callable[..., Guard]
 Pair = tuple[Guard, Guard]
 
 DAY = 86_400
-
-
-@pytest.fixture
-async def pair(make_guard: MakeGuard) -> AsyncIterator[Pair]:
-    """Return two guards, open."""
-    async with make_guard() as first, make_guard() as second:
-        yield first, second
-
-
-@pytest.fixture
-def no_beats(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let nobody say a word of their own accord."""
-    monkeypatch.setattr(backplane, "_ECHO_PERIOD", 600.0)
 
 
 async def ask(guard: Guard, answer: str, op: str = "menu-7", *tags: str, **options: Any) -> str:
@@ -51,7 +37,7 @@ async def ask_all(guard: Guard, answer: str, number: int) -> list[str]:
     return answers
 
 
-@pytest.mark.usefixtures("no_beats")
+@pytest.mark.usefixtures("no_echoes")
 @pytest.mark.usefixtures("unasked")
 @pytest.mark.parametrize("number", [1, 1000])
 async def test_invalidation_costs_the_same_for_any_number(number: int, pair: Pair, admin: Redis) -> None:

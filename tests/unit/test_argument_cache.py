@@ -35,12 +35,6 @@ def form(request: pytest.FixtureRequest) -> ModuleType:
 
 
 @pytest.fixture
-def clock() -> ManualClock:
-    """Return the time, as told."""
-    return ManualClock()
-
-
-@pytest.fixture
 async def validity(form: ModuleType, clock: ManualClock) -> Any:
     """Return the validity of a memory of the running loop."""
     return form.Validity(clock, ref(asyncio.get_running_loop()))

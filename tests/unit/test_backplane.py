@@ -1,5 +1,4 @@
 import asyncio
-import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
@@ -13,7 +12,7 @@ from stampede_guard.stores import Echo, KeysChanged
 from stampede_guard.testing import ManualClock
 
 Pause = Callable[[], Awaitable[None]]
-Said = Callable[[], list[str]]
+Logged = Callable[[], list[str]]
 
 HERE, THERE = "h" * 22, "t" * 22
 NEVER = 3_600.0  # seconds
@@ -103,13 +102,6 @@ async def fresh() -> AsyncIterator[Ear]:
     ear = Ear()
     yield ear
     await ear.backplane.aclose()
-
-
-@pytest.fixture
-def said(caplog: pytest.LogCaptureFixture) -> Said:
-    """Return what the package has logged."""
-    caplog.set_level(logging.INFO, "stampede_guard")
-    return lambda: [record.getMessage() for record in caplog.records if record.name == "stampede_guard"]
 
 
 # What is said
@@ -348,7 +340,7 @@ async def test_word_that_came_before_anybody_waited(ear: Ear) -> None:
 # Gaps and silence
 
 
-async def test_gap(ear: Ear, said: Said) -> None:
+async def test_gap(ear: Ear, logged: Logged) -> None:
     """A connection that broke is told at once, and when there is another one everything may have changed."""
     ear.clock.advance(2)
     ear.server.cut(ConnectionResetError("redis://user:password@host"))
@@ -356,10 +348,10 @@ async def test_gap(ear: Ear, said: Said) -> None:
     await ear.heard("nothing", "everything")
     assert ear.clock() + 3 == ear.audience.trusted_until
     assert ear.tier.recent.has_any(("anything",))
-    assert [WARNING.format("ConnectionResetError"), "the bus connection is back"] == said()
+    assert [WARNING.format("ConnectionResetError"), "the bus connection is back"] == logged()
 
 
-async def test_long_gap(ear: Ear, said: Said) -> None:
+async def test_long_gap(ear: Ear, logged: Logged) -> None:
     """While there is no bus it is sought again and again, with one line in the log, and forgetting once is enough."""
     ear.store.deaf = OSError("down")
     ear.server.cut()
@@ -369,10 +361,10 @@ async def test_long_gap(ear: Ear, said: Said) -> None:
     await eventually(lambda: "everything" in ear.audience.news)
 
     assert ["nothing"] == while_deaf
-    assert [WARNING.format("ConnectionError"), "the bus connection is back"] == said()
+    assert [WARNING.format("ConnectionError"), "the bus connection is back"] == logged()
 
 
-async def test_bus_that_is_not_there(said: Said) -> None:
+async def test_bus_that_is_not_there(logged: Logged) -> None:
     """Opening goes on without a bus as soon as that is known."""
     ear = Ear()
     ear.store.deaf = OSError("down")
@@ -381,7 +373,7 @@ async def test_bus_that_is_not_there(said: Said) -> None:
     await ear.backplane.aclose()
 
     assert ["nothing", "nothing"] == heard[:2]
-    assert [WARNING.format("OSError")] == said()
+    assert [WARNING.format("OSError")] == logged()
 
 
 async def test_bus_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -439,7 +431,7 @@ async def test_beats_go_on_while_the_store_is_told(fresh: Ear, monkeypatch: pyte
     assert 1 == len(hanging)
 
 
-async def test_another_primary(fresh: Ear, monkeypatch: pytest.MonkeyPatch, said: Said) -> None:
+async def test_another_primary(fresh: Ear, monkeypatch: pytest.MonkeyPatch, logged: Logged) -> None:
     """When the bus is to be heard elsewhere, the old connection is given up, though it is alive."""
     monkeypatch.setattr(backplane, "_ECHO_PERIOD", 0.0)
     await fresh.backplane.open(10)
@@ -447,11 +439,11 @@ async def test_another_primary(fresh: Ear, monkeypatch: pytest.MonkeyPatch, said
     monkeypatch.setattr(fresh.store, "name", "another")
 
     await fresh.heard("nothing", "everything")
-    assert [WARNING.format("there is another primary"), "the bus connection is back"] == said()
+    assert [WARNING.format("there is another primary"), "the bus connection is back"] == logged()
     assert 1 == len(fresh.server.inboxes)
 
 
-async def test_silence(fresh: Ear, monkeypatch: pytest.MonkeyPatch, said: Said) -> None:
+async def test_silence(fresh: Ear, monkeypatch: pytest.MonkeyPatch, logged: Logged) -> None:
     """A connection on which not even our own words come back is given up for another one, and that is a gap."""
     fresh.server.is_mute = True
     monkeypatch.setattr(backplane, "_ECHO_PERIOD", 0.001)
@@ -463,12 +455,12 @@ async def test_silence(fresh: Ear, monkeypatch: pytest.MonkeyPatch, said: Said) 
     await eventually(lambda: "everything" in fresh.audience.news)
 
     assert ["nothing", "everything"] == fresh.audience.news[:2]
-    assert WARNING.format("silence") == said()[0]
+    assert WARNING.format("silence") == logged()[0]
     assert 1 == len(fresh.server.inboxes)
 
 
 async def test_silence_of_a_bus_that_is_known_to_be_gone(
-    fresh: Ear, monkeypatch: pytest.MonkeyPatch, said: Said
+    fresh: Ear, monkeypatch: pytest.MonkeyPatch, logged: Logged
 ) -> None:
     """Who seeks the bus does not take its silence for another loss."""
     fresh.store.deaf = OSError("down")
@@ -479,7 +471,7 @@ async def test_silence_of_a_bus_that_is_known_to_be_gone(
     await eventually(lambda: fresh.store.asked.count("echo") > 20)
 
     assert listener is fresh.backplane._tasks[0]
-    assert [WARNING.format("OSError")] == said()
+    assert [WARNING.format("OSError")] == logged()
 
 
 async def test_beat_settles_what_is_pending(fresh: Ear, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,3 @@
-import logging
 from collections.abc import Callable
 
 import pytest
@@ -6,16 +5,10 @@ import pytest
 from stampede_guard.stores._breaker import Breaker
 from stampede_guard.testing import ManualClock
 
-Said = Callable[[], list[str]]
+Logged = Callable[[], list[str]]
 
 DEAD = "Redis does not answer (ConnectionError); going on without it, probing again and again"
 ALIVE = "Redis answers again"
-
-
-@pytest.fixture
-def clock() -> ManualClock:
-    """Return the time, as told."""
-    return ManualClock()
 
 
 @pytest.fixture
@@ -24,36 +17,29 @@ def breaker(clock: ManualClock) -> Breaker:
     return Breaker("Redis", clock)
 
 
-@pytest.fixture
-def said(caplog: pytest.LogCaptureFixture) -> Said:
-    """Return what was logged."""
-    caplog.set_level(logging.INFO, "stampede_guard")
-    return lambda: caplog.messages
-
-
 def fail(breaker: Breaker, times: int = 3) -> None:
     """Let so many operations fail."""
     for _ in range(times):
         breaker.failed("ConnectionError")
 
 
-def test_closed_breaker_lets_everybody_ask(breaker: Breaker, said: Said) -> None:
+def test_closed_breaker_lets_everybody_ask(breaker: Breaker, logged: Logged) -> None:
     """While the node answers, there is nothing to decide, nor to say."""
     for _ in range(5):
         assert breaker.allows()
         breaker.succeeded()
 
-    assert ("closed", []) == (breaker.state, said())
+    assert ("closed", []) == (breaker.state, logged())
 
 
-def test_three_failures_in_a_row_open_it(breaker: Breaker, said: Said) -> None:
+def test_three_failures_in_a_row_open_it(breaker: Breaker, logged: Logged) -> None:
     """The third failure in a row opens the breaker, and is the one that is logged."""
     fail(breaker, 2)
-    early = breaker.state, said()[:]
+    early = breaker.state, logged()[:]
     fail(breaker, 1)
 
     assert ("closed", []) == early
-    assert ("open", [DEAD]) == (breaker.state, said())
+    assert ("open", [DEAD]) == (breaker.state, logged())
     assert not breaker.allows()
 
 
@@ -66,11 +52,11 @@ def test_an_answer_in_between_starts_the_count_anew(breaker: Breaker) -> None:
     assert "closed" == breaker.state
 
 
-def test_trip_opens_it_at_once(breaker: Breaker, said: Said) -> None:
+def test_trip_opens_it_at_once(breaker: Breaker, logged: Logged) -> None:
     """A node that does not answer at the start is not asked three times."""
     breaker.trip("ConnectionError")
 
-    assert ("open", [DEAD]) == (breaker.state, said())
+    assert ("open", [DEAD]) == (breaker.state, logged())
 
 
 def test_one_probe_when_the_pause_is_over(breaker: Breaker, clock: ManualClock) -> None:
@@ -100,7 +86,7 @@ def test_pauses_differ(clock: ManualClock) -> None:
     assert 20 < sum(breaker.allows() for breaker in breakers) < 80
 
 
-def test_answered_probe_closes_it(breaker: Breaker, clock: ManualClock, said: Said) -> None:
+def test_answered_probe_closes_it(breaker: Breaker, clock: ManualClock, logged: Logged) -> None:
     """When the probe is answered, everybody may ask again, and three failures are needed again."""
     fail(breaker)
     clock.advance(0.2)
@@ -108,10 +94,10 @@ def test_answered_probe_closes_it(breaker: Breaker, clock: ManualClock, said: Sa
     breaker.succeeded()
     fail(breaker, 2)
 
-    assert ("closed", [DEAD, ALIVE]) == (breaker.state, said())
+    assert ("closed", [DEAD, ALIVE]) == (breaker.state, logged())
 
 
-def test_failed_probe_doubles_the_pause(breaker: Breaker, clock: ManualClock, said: Said) -> None:
+def test_failed_probe_doubles_the_pause(breaker: Breaker, clock: ManualClock, logged: Logged) -> None:
     """Pauses grow to two seconds and no further; nothing is logged, since nothing changed."""
     fail(breaker)
     for longest in (0.2, 0.4, 0.8, 1.6, 2.0, 2.0):
@@ -121,7 +107,7 @@ def test_failed_probe_doubles_the_pause(breaker: Breaker, clock: ManualClock, sa
         assert breaker.allows()
         fail(breaker, 1)
 
-    assert [DEAD] == said()
+    assert [DEAD] == logged()
 
 
 def test_pause_is_short_again_after_an_answer(breaker: Breaker, clock: ManualClock) -> None:
@@ -140,7 +126,7 @@ def test_pause_is_short_again_after_an_answer(breaker: Breaker, clock: ManualClo
     assert breaker.allows()
 
 
-def test_probe_without_a_verdict(breaker: Breaker, clock: ManualClock, said: Said) -> None:
+def test_probe_without_a_verdict(breaker: Breaker, clock: ManualClock, logged: Logged) -> None:
     """A probe that was cancelled does not keep the breaker half-open for ever; another one follows after a pause."""
     fail(breaker)
     clock.advance(0.2)
@@ -150,7 +136,7 @@ def test_probe_without_a_verdict(breaker: Breaker, clock: ManualClock, said: Sai
     clock.advance(0.2)
 
     assert [False, True] == [at_once, breaker.allows()]
-    assert [DEAD] == said()
+    assert [DEAD] == logged()
 
 
 def test_cancelled_operation_is_no_failure(breaker: Breaker) -> None:
@@ -161,13 +147,13 @@ def test_cancelled_operation_is_no_failure(breaker: Breaker) -> None:
     assert "closed" == breaker.state
 
 
-def test_late_failures_change_nothing(breaker: Breaker, clock: ManualClock, said: Said) -> None:
+def test_late_failures_change_nothing(breaker: Breaker, clock: ManualClock, logged: Logged) -> None:
     """Operations that were under way when the breaker opened, and fail then, neither log nor lengthen the pause."""
     fail(breaker, 20)
     clock.advance(0.2)
 
     assert breaker.allows()
-    assert [DEAD] == said()
+    assert [DEAD] == logged()
 
 
 def test_repr_tells_the_state(breaker: Breaker) -> None:

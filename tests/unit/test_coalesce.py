@@ -53,12 +53,6 @@ async def module_level(item: int, times: Annotated[int, "why"] = 2, *, extra: st
 
 
 @pytest.fixture
-def clock() -> ManualClock:
-    """Time, standing still."""
-    return ManualClock()
-
-
-@pytest.fixture
 def guard(clock: ManualClock) -> Guard:
     """Return a guard of the test's own."""
     return Guard(clock=clock)

@@ -14,7 +14,6 @@ from leasing import LeasingDouble, Server, eventually
 from stored import fingerprint_for
 
 from stampede_guard import Guard, LoadCancelled, RecursiveLoad, Scoreboard, coalesce, coalesce_many
-from stampede_guard._bus import backplane as backplane_module
 from stampede_guard._flights.flight import Flight
 from stampede_guard._flights.waiting import wait_one
 from stampede_guard._l2.access import StoreAccess
@@ -34,6 +33,8 @@ THERE = "t" * 22
 BOTH: dict[str, Any] = {"ttl": 60, "l2_ttl": 60, "jitter": 0, "returns": str}
 
 tenant: ContextVar[str] = ContextVar("tenant", default="nobody")
+
+pytestmark = pytest.mark.usefixtures("no_echoes")
 
 
 class Store(LeasingDouble):
@@ -134,12 +135,6 @@ class Process:
         """Whether nothing is left of whatever was asked."""
         board, tier = self.site.board, self.tier
         return not (board._up or board.flights or tier.upkeep or tier.asking._in_use)
-
-
-@pytest.fixture(autouse=True)
-def _without_beats(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the bus be silent."""
-    monkeypatch.setattr(backplane_module, "_ECHO_PERIOD", 3_600.0)
 
 
 @pytest.fixture

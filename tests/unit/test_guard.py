@@ -56,12 +56,6 @@ class Loader:
 
 
 @pytest.fixture
-def clock() -> ManualClock:
-    """Return the time, as told."""
-    return ManualClock()
-
-
-@pytest.fixture
 def store(clock: ManualClock) -> FaultStore:
     """Return an empty store."""
     return FaultStore(clock)

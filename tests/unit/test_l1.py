@@ -9,12 +9,6 @@ from stampede_guard.testing import ManualClock
 
 
 @pytest.fixture
-def clock() -> ManualClock:
-    """Return the time, as told."""
-    return ManualClock()
-
-
-@pytest.fixture
 def memory(clock: ManualClock) -> Memory:
     """Return a memory with room for three entries."""
     return Memory(3, clock)

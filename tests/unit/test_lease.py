@@ -11,7 +11,7 @@ from stampede_guard._l2.tier import Tier
 from stampede_guard._stats import Counters
 from stampede_guard.stores import AcquireRequest, AcquireResult, Refused, Stored, StoreOverloaded
 from stampede_guard.stores._envelope import seal
-from stampede_guard.testing import Gate, ManualClock
+from stampede_guard.testing import Gate
 
 Pause = Callable[[], Awaitable[None]]
 
@@ -60,12 +60,6 @@ class Process:
 async def fill(lease: Lease, payload: bytes = b"soup", version: int | None = None, *, holds: bool = True) -> bool:
     """Store an answer."""
     return await lease.fill(payload, 60, version, lambda: holds)
-
-
-@pytest.fixture
-def server() -> Server:
-    """Return a server without anything."""
-    return Server(ManualClock())
 
 
 @pytest.fixture

@@ -6,12 +6,6 @@ from stampede_guard.testing import ManualClock
 
 
 @pytest.fixture
-def clock() -> ManualClock:
-    """Return the time, as told."""
-    return ManualClock()
-
-
-@pytest.fixture
 def recent(clock: ManualClock) -> RecentInvalidations:
     """Return a memory in which nothing was invalidated."""
     return RecentInvalidations(clock)

@@ -29,12 +29,6 @@ def plain(guard: Guard, **options: Unpack[Options]) -> Operation:
 
 
 @pytest.fixture
-def clock() -> ManualClock:
-    """Return the time, as told."""
-    return ManualClock()
-
-
-@pytest.fixture
 def store(clock: ManualClock) -> FaultStore:
     """Return an empty store."""
     return FaultStore(clock)
@@ -256,12 +250,6 @@ class Process:
         """Return what is in memory."""
         entry = self.guard.peek(OP)
         return None if entry is None else entry.value
-
-
-@pytest.fixture
-def server(clock: ManualClock) -> Server:
-    """Return a server without anything."""
-    return Server(clock)
 
 
 @pytest.fixture

@@ -19,7 +19,6 @@ from stampede_guard import (
     coalesce,
 )
 from stampede_guard import _path as course_module
-from stampede_guard._bus import backplane as backplane_module
 from stampede_guard.testing import FaultStore, Gate, ManualClock
 
 Pause = Callable[[], Awaitable[None]]
@@ -27,6 +26,8 @@ Pause = Callable[[], Awaitable[None]]
 OP = "menu-7"
 KEY = "sg1:{default:menu-7}"
 BOTH: dict[str, Any] = {"ttl": 60, "l2_ttl": 60, "jitter": 0, "returns": str}
+
+pytestmark = pytest.mark.usefixtures("no_echoes")
 
 
 class Loader:
@@ -68,18 +69,6 @@ class Process:
 
 
 @pytest.fixture
-def clock() -> ManualClock:
-    """Return the time, as told."""
-    return ManualClock()
-
-
-@pytest.fixture
-def server(clock: ManualClock) -> Server:
-    """Return a server without anything."""
-    return Server(clock)
-
-
-@pytest.fixture
 def load() -> Loader:
     """Return a loader."""
     return Loader()
@@ -90,12 +79,6 @@ def _begins(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     """Let the store be asked before a flight has a task, with and without more to its answer, or after that."""
     monkeypatch.setattr(LeasingDouble, "begins", request.param != "in a task")
     monkeypatch.setattr(LeasingDouble, "has_more", request.param == "concluded")
-
-
-@pytest.fixture(autouse=True)
-def _without_beats(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the bus be silent, unless a test wants it otherwise."""
-    monkeypatch.setattr(backplane_module, "_ECHO_PERIOD", 3_600.0)
 
 
 @pytest.fixture

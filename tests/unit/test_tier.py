@@ -1,5 +1,4 @@
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable
 from hashlib import blake2b
 from typing import Any
@@ -18,7 +17,7 @@ from stampede_guard.stores._envelope import seal, tokens_of
 from stampede_guard.testing import FaultStore, Gate, ManualClock
 
 Pause = Callable[[], Awaitable[None]]
-Said = Callable[[], list[str]]
+Logged = Callable[[], list[str]]
 
 OP = "menu-7"
 FILL = "f" * 22  # the token of the flight that stored it
@@ -93,13 +92,6 @@ def narrow() -> Rig:
     return Rig(concurrency=1)
 
 
-@pytest.fixture
-def said(caplog: pytest.LogCaptureFixture) -> Said:
-    """Return what was logged."""
-    caplog.set_level(logging.INFO, "stampede_guard")
-    return lambda: caplog.messages
-
-
 # What comes back
 
 
@@ -159,14 +151,14 @@ async def test_payload_that_is_too_large_is_not_read(rig: Rig) -> None:
     assert {"l2_undecodable": 1} == rig.counted
 
 
-async def test_payload_that_is_too_large_is_not_stored(rig: Rig, said: Said) -> None:
+async def test_payload_that_is_too_large_is_not_stored(rig: Rig, logged: Logged) -> None:
     """A value over `max_bytes` is counted, and logged once, whatever is stored in between."""
     for size in (101, 100, 500, 100, 101):
         await rig.fill(b"x" * size)
 
     assert {"l2_errors": 3} == rig.counted
     assert ["write", "write"] == rig.store.asked
-    assert ["menu-7: a value of 101 bytes is larger than max_bytes=100, so it is not stored"] == said()
+    assert ["menu-7: a value of 101 bytes is larger than max_bytes=100, so it is not stored"] == logged()
 
 
 async def test_fill_that_no_longer_holds(rig: Rig) -> None:
@@ -208,7 +200,7 @@ def test_keys_differ() -> None:
 
 
 @pytest.mark.parametrize("error", [OSError("down"), RuntimeError("a bug"), TimeoutError(), AttributeError("closed")])
-async def test_store_that_fails(error: Exception, rig: Rig, said: Said) -> None:
+async def test_store_that_fails(error: Exception, rig: Rig, logged: Logged) -> None:
     """Whatever a driver raises is a miss, an unfilled answer, an unconfirmed delete; the third opens the breaker."""
     rig.store.error = error
 
@@ -217,7 +209,7 @@ async def test_store_that_fails(error: Exception, rig: Rig, said: Said) -> None:
     assert [None, True, False] == outcomes
     assert {"l2_errors": 2} == rig.counted  # invalidations are upkeep, and counted nowhere
     name = type(error).__name__
-    assert [f"FaultStore does not answer ({name}); going on without it, probing again and again"] == said()
+    assert [f"FaultStore does not answer ({name}); going on without it, probing again and again"] == logged()
 
 
 async def test_open_breaker_spares_the_store(rig: Rig) -> None:
@@ -291,7 +283,7 @@ async def test_cancelled_probe(rig: Rig) -> None:
     assert "closed" == rig.breaker.state
 
 
-async def test_refusals_are_answers(rig: Rig, said: Said) -> None:
+async def test_refusals_are_answers(rig: Rig, logged: Logged) -> None:
     """A store that says no is alive: it is counted, logged once, and asked again."""
     rig.store.error = Refused("OOM")
 
@@ -300,10 +292,10 @@ async def test_refusals_are_answers(rig: Rig, said: Said) -> None:
 
     assert {"l2_errors": 5} == rig.counted
     assert ("closed", 5) == (rig.breaker.state, len(rig.store.asked))
-    assert ["FaultStore refuses to write: OOM"] == said()
+    assert ["FaultStore refuses to write: OOM"] == logged()
 
 
-async def test_refusals_of_writes_and_reads_are_told_apart(rig: Rig, said: Said) -> None:
+async def test_refusals_of_writes_and_reads_are_told_apart(rig: Rig, logged: Logged) -> None:
     """A store that may be read and not written says so once, not at each turn."""
     for _ in range(5):
         rig.store.error = None
@@ -311,10 +303,10 @@ async def test_refusals_of_writes_and_reads_are_told_apart(rig: Rig, said: Said)
         rig.store.error = Refused("READONLY")
         await rig.fill()
 
-    assert ["FaultStore refuses to write: READONLY"] == said()
+    assert ["FaultStore refuses to write: READONLY"] == logged()
 
 
-async def test_end_of_refusals(rig: Rig, said: Said) -> None:
+async def test_end_of_refusals(rig: Rig, logged: Logged) -> None:
     """After ten quiet seconds a yes is the end of it; a store that is almost full says yes and no by turns."""
     for refusal in (Refused("OOM"), None, Refused("OOM"), None):
         rig.store.error = refusal
@@ -324,16 +316,16 @@ async def test_end_of_refusals(rig: Rig, said: Said) -> None:
     await rig.fill()
     await rig.fill()
 
-    assert ["FaultStore refuses to write: OOM", "FaultStore accepts to write again"] == said()
+    assert ["FaultStore refuses to write: OOM", "FaultStore accepts to write again"] == logged()
 
 
-async def test_another_reason_is_news(rig: Rig, said: Said) -> None:
+async def test_another_reason_is_news(rig: Rig, logged: Logged) -> None:
     """A refusal with another reason is logged too."""
     for reason in ("OOM", "READONLY"):
         rig.store.error = Refused(reason)
         await rig.fill()
 
-    assert ["FaultStore refuses to write: OOM", "FaultStore refuses to write: READONLY"] == said()
+    assert ["FaultStore refuses to write: OOM", "FaultStore refuses to write: READONLY"] == logged()
 
 
 async def test_operations_queue_for_the_store(narrow: Rig, pause: Pause) -> None:
@@ -389,24 +381,24 @@ async def test_cancelled_in_the_queue(narrow: Rig, pause: Pause) -> None:
     assert ({}, ["read", "read"]) == (narrow.counted, narrow.store.asked)
 
 
-async def test_store_that_does_not_open(rig: Rig, said: Said) -> None:
+async def test_store_that_does_not_open(rig: Rig, logged: Logged) -> None:
     """A store that is dead at the start is not asked until a probe is due."""
     rig.store.error = OSError("down")
     await rig.tier.open()
     await rig.read()
 
     assert [] == rig.store.asked
-    assert 1 == len(said())
+    assert 1 == len(logged())
 
 
-async def test_store_that_opens(rig: Rig, said: Said) -> None:
+async def test_store_that_opens(rig: Rig, logged: Logged) -> None:
     """A store that answers at the start is nothing to talk of."""
     await rig.tier.open()
 
-    assert ("closed", []) == (rig.breaker.state, said())
+    assert ("closed", []) == (rig.breaker.state, logged())
 
 
-async def test_store_that_does_not_close(rig: Rig, said: Said, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_store_that_does_not_close(rig: Rig, logged: Logged, monkeypatch: pytest.MonkeyPatch) -> None:
     """A store that fails as it is closed is logged, without its text, and nobody's error."""
     await rig.tier.aclose()
 
@@ -416,7 +408,7 @@ async def test_store_that_does_not_close(rig: Rig, said: Said, monkeypatch: pyte
     monkeypatch.setattr(rig.tier.store, "aclose", fail)
     await rig.tier.aclose()
 
-    assert ["FaultStore did not close cleanly (OSError)"] == said()
+    assert ["FaultStore did not close cleanly (OSError)"] == logged()
 
 
 # The order of writes

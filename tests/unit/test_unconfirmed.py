@@ -8,12 +8,6 @@ EVERYTHING = Invalidation("everything", b"c", is_tag=True)
 
 
 @pytest.fixture
-def clock() -> ManualClock:
-    """Return the time, as told."""
-    return ManualClock()
-
-
-@pytest.fixture
 def pending(clock: ManualClock) -> UnconfirmedInvalidations:
     """Return no invalidations yet, of a store that can invalidate everything."""
     return UnconfirmedInvalidations(clock, EVERYTHING)

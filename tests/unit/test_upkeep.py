@@ -1,5 +1,4 @@
 import asyncio
-import logging
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -71,19 +70,6 @@ async def fill(lease: Lease) -> bool:
 def key_of(op: str = "menu-7") -> str:
     """Return the base of the op's keys."""
     return f"sg1:{{menus:{op}}}"
-
-
-@pytest.fixture
-def said(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
-    """Return what gives the lines that were logged."""
-    caplog.set_level(logging.INFO, logger="stampede_guard")
-    return lambda: [record.getMessage() for record in caplog.records]
-
-
-@pytest.fixture
-def server() -> Server:
-    """Return a server without anything."""
-    return Server(ManualClock())
 
 
 @pytest.fixture
@@ -230,7 +216,7 @@ async def test_renewal_that_is_not_answered(here: Process, server: Server) -> No
 
 
 async def test_renewal_that_is_refused(
-    here: Process, monkeypatch: pytest.MonkeyPatch, said: Callable[[], list[str]]
+    here: Process, monkeypatch: pytest.MonkeyPatch, logged: Callable[[], list[str]]
 ) -> None:
     """A refusal concerns one lease: it is counted and logged, and tried again in time."""
     lease, other = await here.owned(), await here.owned("menu-8")
@@ -242,7 +228,7 @@ async def test_renewal_that_is_refused(
     await here.after(0.5)
 
     assert (True, True, 1) == (lease.is_owned, other.is_owned, here.counters.l2_errors)
-    assert ["Leasing refuses to renew: BUSY"] == said()
+    assert ["Leasing refuses to renew: BUSY"] == logged()
 
 
 async def test_lease_of_a_busy_process_lasts_longer(here: Process, server: Server) -> None:
@@ -470,7 +456,7 @@ async def test_lease_under_the_token_of_a_request_that_was_lost(
 
 
 async def test_release_that_is_refused(
-    here: Process, monkeypatch: pytest.MonkeyPatch, said: Callable[[], list[str]]
+    here: Process, monkeypatch: pytest.MonkeyPatch, logged: Callable[[], list[str]]
 ) -> None:
     """A refusal is logged once, and the release repeated until the lease has expired."""
 
@@ -486,7 +472,7 @@ async def test_release_that_is_refused(
         await here.after(0.25)
 
     assert ["acquire", *["refused"] * 4] == here.asked
-    assert (True, ["Leasing refuses to release: NOPERM"]) == (here.tier.leases.is_idle, said())
+    assert (True, ["Leasing refuses to release: NOPERM"]) == (here.tier.leases.is_idle, logged())
     assert 1 == here.counters.l2_errors
 
 
