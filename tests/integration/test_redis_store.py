@@ -13,7 +13,7 @@ from stored import find, pool_of, put
 from demo_api.servers import valkey_server
 from stampede_guard import ConfigurationError, Guard
 from stampede_guard._tokens import new_token
-from stampede_guard.stores import AcquireRequest, AcquireResult, Echo, Refused
+from stampede_guard.stores import AcquireRequest, AcquireResult, Refused
 from stampede_guard.stores._envelope import seal
 from stampede_guard.stores.redis import RedisStore, redis_stores
 
@@ -53,150 +53,6 @@ async def fill(store: RedisStore, key: str, token: str, version: int | None = No
     return await store.fill(key, token, sealed(token, version or 0), 60, version, WORD, always_publish=False)
 
 
-async def test_what_was_filled_is_read(store: RedisStore, key: str) -> None:
-    """The envelope comes back, with the life that it has left."""
-    await put(store, key, b"soup", 60)
-
-    found = await find(store, key)
-
-    assert found is not None
-    assert found.envelope == b"soup"
-    assert found.ttl is not None
-    assert 50 < found.ttl <= 60
-
-
-async def test_first_to_ask_for_what_is_absent_is_to_load_it(store: RedisStore, key: str) -> None:
-    """One gets the lease; the next is told for how long it may last."""
-    first = await acquire(store, key, new_token())
-    second = await acquire(store, key, new_token())
-
-    assert ("own", None) == (first.kind, first.stored)
-    assert ("wait", None) == (second.kind, second.stored)
-    assert 50 < second.left <= 60
-
-
-async def test_asking_twice_for_a_lease_is_asking_once(store: RedisStore, key: str) -> None:
-    """The holder of the lease, whose answer was lost, gets the same one again."""
-    token = new_token()
-
-    assert ["own", "own"] == [(await acquire(store, key, token)).kind for _ in range(2)]
-
-
-async def test_filling_twice_is_filling_once(store: RedisStore, key: str) -> None:
-    """The flight that stored what is there is told so again, and nobody else is."""
-    token = new_token()
-    await acquire(store, key, token)
-
-    assert [True, True] == [await fill(store, key, token) for _ in range(2)]
-    assert not await fill(store, key, new_token())
-    assert (await acquire(store, key, new_token())).stored is not None
-
-
-async def test_i3_invalidation_ends_the_right_to_store(store: RedisStore, key: str) -> None:
-    """A fill that follows an invalidation is refused, though nobody else has the lease."""
-    token = new_token()
-    await acquire(store, key, token)
-
-    await store.invalidate(key, None, WORD)
-
-    assert not await fill(store, key, token)
-    assert await find(store, key) is None
-
-
-async def test_fill_after_the_lease_expired_is_refused(store: RedisStore, key: str, admin: Redis) -> None:
-    """Whoever slept through the end of the lease stores nothing."""
-    token = new_token()
-    await acquire(store, key, token)
-    await admin.delete(f"{key}:l")  # as its expiry would
-
-    assert [False] == await store.renew([(key, token, 60)])
-    assert not await fill(store, key, token)
-
-
-async def test_lease_is_prolonged_and_given_back(store: RedisStore, key: str, admin: Redis) -> None:
-    """Its holder may renew and release it, nobody else may."""
-    token, other = new_token(), new_token()
-    await acquire(store, key, token, lease=1)
-    renewed = [await store.renew([(key, each, 60)]) for each in (other, token)]
-    await store.release([(key, other, WORD, False)])
-    left = await admin.pttl(f"{key}:l")
-    await store.release([(key, token, WORD, False)])
-
-    assert [[False], [True]] == renewed
-    assert 50_000 < left <= 60_000
-    assert not await admin.exists(f"{key}:l")
-
-
-async def test_lease_that_is_taken_over_is_lost(store: RedisStore, key: str) -> None:
-    """Whoever wants nothing of what is there takes the lease from its holder, who cannot store any more."""
-    token, other = new_token(), new_token()
-    await acquire(store, key, token)
-    seized = await acquire(store, key, other, b"*")
-
-    assert seized.kind == "own"
-    assert not await fill(store, key, token)
-    assert await fill(store, key, other)
-
-
-async def test_unwanted_value_is_not_offered_again(store: RedisStore, key: str) -> None:
-    """Whoever says which value will not do gets the lease, and any other value."""
-    token, other = new_token(), new_token()
-    await acquire(store, key, token)
-    await fill(store, key, token)
-    refused = await acquire(store, key, new_token(), b"=" + token.encode())
-    accepted = await acquire(store, key, other, b"=" + other.encode())
-
-    assert refused.kind == "own"
-    assert accepted.stored is not None
-    assert sealed(token) == accepted.stored.envelope
-
-
-async def test_lower_versions_are_refused(store: RedisStore, key: str) -> None:
-    """What is older than an invalidation asked for, or than what is stored, is not stored."""
-    outcomes = []
-    await store.invalidate(key, 7, WORD)
-    await store.invalidate(key, 5, WORD)
-    for version in (6, 7, 9, 8, 9):
-        token = new_token()
-        await acquire(store, key, token, b"*")
-        outcomes.append(await fill(store, key, token, version))
-
-    assert [False, True, True, False, True] == outcomes
-
-
-@pytest.mark.parametrize("waiters", [0, 1, 2])
-@pytest.mark.parametrize("ends", ["fill", "release"])
-async def test_end_of_a_load_is_told_if_somebody_waits(ends: str, waiters: int, store: RedisStore, key: str) -> None:
-    """The end of a lease is published when another asked in vain, and only then."""
-    token = new_token()
-    async with store.listen() as subscription:
-        await acquire(store, key, token)
-        for _ in range(waiters):
-            await acquire(store, key, new_token())
-        if ends == "fill":
-            await fill(store, key, token)
-        else:
-            await store.release([(key, token, WORD, False)])
-        await store.echo(b"last")
-        heard = [await subscription.next()]
-        while heard[-1] != Echo(b"last"):
-            heard.append(await subscription.next())
-
-    assert [WORD] * min(waiters, 1) + [Echo(b"last")] == heard
-
-
-async def test_mark_of_a_tag_stays_until_it_is_invalidated(store: RedisStore, key: str, tag: str) -> None:
-    """Every reader gets the same mark; after the tag's invalidation another."""
-    verdicts = [await store.acquire(AcquireRequest(key, (tag,), 60, 60)) for _ in range(2)]
-    await store.invalidate_tag(tag, b"random", 60, WORD)
-    verdicts.append(await store.acquire(AcquireRequest(key, (tag,), 60, 60)))
-    first, second, third = (verdict.marks for verdict in verdicts)
-
-    assert first == second
-    assert first != third
-    assert [11, 11] == [len(mark) for mark in (*first, *third)]
-
-
 async def test_life_of_a_mark_is_prolonged(store: RedisStore, key: str, tag: str, admin: Redis) -> None:
     """A mark outlives the values that carry it, however long ago it was made."""
     await store.acquire(AcquireRequest(key, (tag,), 60, 10))
@@ -225,16 +81,6 @@ async def test_server_that_has_forgotten_the_scripts_is_taught(store: RedisStore
 async def test_a_life_too_short_to_measure_is_a_millisecond(store: RedisStore, key: str) -> None:
     """Redis refuses an expiry of zero, so the shortest life is a millisecond."""
     await put(store, key, b"soup", 0.0001)
-
-
-async def test_invalidated_value_is_gone(store: RedisStore, key: str) -> None:
-    """Invalidating leaves nothing to read; doing so twice is as good."""
-    await put(store, key, b"soup", 60)
-
-    await store.invalidate(key, None, WORD)
-    await store.invalidate(key, None, WORD)
-
-    assert await find(store, key) is None
 
 
 async def test_who_stored_a_value_is_told(store: RedisStore, key: str, admin: Redis) -> None:

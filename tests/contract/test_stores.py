@@ -1,0 +1,418 @@
+"""What every store that grants leases does: the one in memory, over which the other tests run, and Redis."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, NamedTuple
+
+import pytest
+from leasing import LeasingDouble, Server
+from redis.asyncio import Redis
+
+from stampede_guard.stores import AcquireRequest, AcquireResult, Echo, LeasingStore, Subscription
+from stampede_guard.stores._envelope import seal
+from stampede_guard.stores.redis import RedisStore
+from stampede_guard.testing import ManualClock
+
+MINE = "m" * 22
+THEIRS = "t" * 22
+OTHERS = "o" * 22
+LATEST = 2**53 - 1
+
+
+class Rig(NamedTuple):
+    """A store, its bus, and one op.
+
+    Attributes:
+        expire_lease: Ends the op's lease, as its expiry would.
+    """
+
+    store: LeasingStore
+    subscription: Subscription
+    key: str
+    expire_lease: Callable[[], Awaitable[Any]]
+
+    async def acquire(self, token: str, lease: float = 60, *, tags: tuple[str, ...] = (), **options: Any) -> str:
+        """Ask for the value or the lease; return what came of it."""
+        return (await self.answer(token, lease, tags=tags, **options)).kind
+
+    async def answer(
+        self, token: str, lease: float = 60, *, tags: tuple[str, ...] = (), **options: Any
+    ) -> AcquireResult:
+        """Ask for the value or the lease."""
+        return await self.store.acquire(AcquireRequest(self.key, tags, lease, 60, token=token, **options))
+
+    async def fill(
+        self, token: str, version: int | None = None, *, ttl: float = 5, always_publish: bool = False
+    ) -> bool:
+        """Store the value of the flight with *token*."""
+        envelope = seal("menu-7", b"soup", token, version)
+        return await self.store.fill(self.key, token, envelope, ttl, version, b"filled", always_publish=always_publish)
+
+    async def ttl(self) -> float:
+        """Return the seconds that the value has left, if there is one with the envelope that `fill` has made."""
+        kind, stored, *_ = await self.answer(OTHERS)
+        assert stored is not None
+        assert stored.ttl is not None
+        (token,) = await self.stored_by()
+        assert ("hit", seal("menu-7", b"soup", token)) == (kind, stored.envelope)
+        return stored.ttl
+
+    async def renew(self, token: str, lease: float = 60) -> bool:
+        """Renew the lease, if *token* holds it."""
+        (is_renewed,) = await self.store.renew([(self.key, token, lease)])
+        assert isinstance(is_renewed, bool)
+        return is_renewed
+
+    async def release(self, token: str, *, is_unstored: bool = False) -> bool:
+        """End the lease, if *token* holds it."""
+        (is_released,) = await self.store.release([(self.key, token, b"released", is_unstored)])
+        assert isinstance(is_released, bool)
+        return is_released
+
+    async def invalidate(self, version: int | None = None) -> None:
+        """Invalidate the op."""
+        await self.store.invalidate(self.key, version, b"invalidated")
+
+    async def stored_by(self) -> tuple[str, ...]:
+        """Return the tokens of the flights whose values are stored."""
+        return tuple(token.decode() for token in await self.store.stored_by(f"{self.key}:v"))
+
+    async def published(self) -> list[object]:
+        """Return what was published before this call, and since the last one."""
+        await self.store.echo(b"now")
+        heard: list[object] = [await self.subscription.next()]
+        while heard[-1] != Echo(b"now"):
+            heard.append(await self.subscription.next())
+        return heard[:-1]
+
+
+@pytest.fixture(params=["memory", "redis"])
+async def rig(request: pytest.FixtureRequest, redis_url: str, admin: Redis, namespace: str) -> AsyncIterator[Rig]:
+    """Return a store, with nothing in it of the op or its tags."""
+    key, server = f"sg1:{{{namespace}:menu-7}}", Server(ManualClock())
+
+    async def pop_lease() -> None:
+        server.leases.pop(key, None)
+
+    is_redis = request.param == "redis"
+    store: LeasingStore = RedisStore(redis_url, deadline=5, connect_timeout=5) if is_redis else LeasingDouble(server)
+    store.channel = f"sg1:{namespace}:bus"
+    async with store.listen() as subscription:
+        yield Rig(store, subscription, key, (lambda: admin.delete(f"{key}:l")) if is_redis else pop_lease)
+    await store.aclose()
+
+
+# The lease
+
+
+async def test_first_request_gets_the_lease(rig: Rig) -> None:
+    """Where there is neither value nor lease, the request gets the lease; the next ones learn how long it lasts."""
+    first = await rig.answer(MINE, 5)
+    others = [await rig.answer(token) for token in (THEIRS, THEIRS, OTHERS)]
+
+    assert ("own", None) == (first.kind, first.stored)
+    assert [("wait", None)] * 3 == [(answer.kind, answer.stored) for answer in others]
+    assert all(3 < answer.left <= 5 for answer in others)
+
+
+async def test_repeated_request_gets_the_lease_again(rig: Rig) -> None:
+    """The holder of the lease, whose answer was lost, gets it anew; who waits is not forgotten."""
+    await rig.acquire(MINE, 5)
+    await rig.acquire(THEIRS)
+
+    assert "own" == await rig.acquire(MINE, 9)
+    assert 7 < (await rig.answer(THEIRS)).left <= 9
+    await rig.fill(MINE)
+    assert [b"filled"] == await rig.published()
+
+
+async def test_lease_passes_from_a_previous_token(rig: Rig) -> None:
+    """A flight whose first request was not answered gets the lease under its new token; the first token loses it."""
+    assert "own" == await rig.acquire(MINE, previous_token=THEIRS)
+    await rig.acquire(OTHERS)
+
+    assert "own" == await rig.acquire(THEIRS, 5, previous_token=MINE)
+    assert "wait" == await rig.acquire(OTHERS, previous_token=MINE)
+    assert "wait" == await rig.acquire(MINE)  # the first request, late
+    assert not await rig.fill(MINE)
+    assert await rig.fill(THEIRS)
+    assert [b"filled"] == await rig.published()
+
+
+async def test_lease_that_has_expired(rig: Rig) -> None:
+    """It can neither be renewed nor used to store; the next request gets a new one."""
+    await rig.acquire(MINE)
+    await rig.expire_lease()
+
+    assert [False] * 3 == [await rig.renew(MINE), await rig.release(MINE), await rig.fill(MINE)]
+    assert ((), "own") == (await rig.stored_by(), await rig.acquire(THEIRS))
+
+
+async def test_renewal_counts_from_now_on(rig: Rig) -> None:
+    """The holder's lease lasts as long as asked, however often it is renewed; who waits is not forgotten."""
+    await rig.acquire(MINE, 5)
+    await rig.acquire(THEIRS)
+
+    assert [True] * 2 == [await rig.renew(MINE, 9) for _ in range(2)]
+    assert 7 < (await rig.answer(THEIRS)).left <= 9
+    await rig.release(MINE)
+    assert [b"released"] == await rig.published()
+
+
+async def test_lease_of_another_flight(rig: Rig) -> None:
+    """It is neither renewed nor released, nor is its message published; nor is a lease made that is not there."""
+    before = await rig.renew(MINE), await rig.release(MINE)
+    await rig.acquire(THEIRS, 5)
+    await rig.acquire(MINE)
+    after = [(await rig.renew(MINE, 9), await rig.release(MINE)) for _ in range(2)]
+
+    assert [(False, False)] * 3 == [before, *after]
+    assert (await rig.answer(MINE)).left <= 5
+    assert [] == await rig.published()
+
+
+async def test_lease_of_a_refresh(rig: Rig) -> None:
+    """A request that rejects any value takes the lease from its holder, who can no longer store."""
+    await rig.acquire(THEIRS)
+    await rig.fill(THEIRS)
+    for token in (OTHERS, "w" * 22):
+        await rig.acquire(token, reject=b"=" + THEIRS.encode())
+
+    assert ["own"] * 2 == [await rig.acquire(MINE, reject=b"*") for _ in range(2)]
+    assert (False, (THEIRS,)) == (await rig.renew(OTHERS), await rig.stored_by())
+    assert [False, True] == [await rig.fill(token) for token in (OTHERS, MINE)]
+    assert ([b"filled"], (MINE,)) == (await rig.published(), await rig.stored_by())
+
+
+# The value
+
+
+async def test_stored_value_is_found(rig: Rig) -> None:
+    """Every request gets the envelope and the seconds that it has left, and no lease."""
+    await rig.acquire(THEIRS)
+    await rig.fill(THEIRS)
+
+    assert all([3 < await rig.ttl() <= 5 for _ in range(2)])
+    assert not await rig.renew(OTHERS)
+
+
+async def test_value_is_found_while_another_flight_loads(rig: Rig) -> None:
+    """A request that can use the value gets it, and does not count as waiting."""
+    await rig.acquire(THEIRS)
+    await rig.fill(THEIRS)
+    await rig.acquire(MINE, reject=b"=" + THEIRS.encode())
+
+    assert ["hit"] * 2 == [await rig.acquire(token) for token in (OTHERS, MINE)]
+    await rig.fill(MINE)
+    assert [] == await rig.published()
+
+
+async def test_rejected_value_is_not_found_again(rig: Rig) -> None:
+    """A request that names the flight of a value gets the lease, or waits; any other value is a hit."""
+    rejected = b"=" + THEIRS.encode()
+    await rig.acquire(THEIRS)
+    await rig.fill(THEIRS)
+
+    assert ["hit", "own", "wait"] == [
+        await rig.acquire(THEIRS),
+        await rig.acquire(MINE, reject=rejected),
+        await rig.acquire(OTHERS, reject=rejected),
+    ]
+    await rig.fill(MINE)
+    assert "hit" == await rig.acquire(OTHERS, reject=rejected)
+
+
+@pytest.mark.parametrize("waiting", [0, 1, 2])
+@pytest.mark.parametrize("end", ["fill", "fill of a refresh", "release"])
+async def test_end_of_a_load_is_published_if_a_flight_waits(end: str, waiting: int, rig: Rig) -> None:
+    """There is one message, however many wait and however often the end is repeated; a refresh always publishes."""
+    await rig.acquire(MINE)
+    for _ in range(waiting):
+        await rig.acquire(THEIRS)
+
+    for _ in range(2):
+        await (rig.release(MINE) if end == "release" else rig.fill(MINE, always_publish=end == "fill of a refresh"))
+
+    message = b"released" if end == "release" else b"filled"
+    assert [message] * (waiting > 0 or end == "fill of a refresh") == await rig.published()
+    assert ("own" if end == "release" else "hit") == await rig.acquire(THEIRS)
+
+
+async def test_repeated_fill_was_stored(rig: Rig) -> None:
+    """A fill whose answer was lost is confirmed; the lease is gone, and the value lives no longer."""
+    await rig.acquire(MINE)
+
+    assert [True] * 2 == [await rig.fill(MINE, ttl=ttl) for ttl in (5, 9)]
+    assert (False, (MINE,), True) == (await rig.renew(MINE), await rig.stored_by(), await rig.ttl() <= 5)
+
+
+async def test_fill_without_the_lease_is_refused(rig: Rig) -> None:
+    """Without a lease, or with another flight's, nothing is stored or published, and the lease stays."""
+    before = [await rig.fill(MINE) for _ in range(2)]
+    await rig.acquire(THEIRS)
+
+    assert [False] * 4 == [*before, *[await rig.fill(MINE) for _ in range(2)]]
+    assert ((), []) == (await rig.stored_by(), await rig.published())
+    assert await rig.renew(THEIRS)
+
+
+async def test_refresh_that_lost_the_lease_drops_the_value(rig: Rig) -> None:
+    """What a refresh may not replace may be older; the lease of another flight is newer, and stays."""
+    await rig.acquire(THEIRS)
+    await rig.fill(THEIRS)
+    for token in (MINE, OTHERS):
+        await rig.acquire(token, reject=b"*")
+
+    assert (False, ()) == (await rig.fill(MINE, always_publish=True), await rig.stored_by())
+    assert [True, False] == [await rig.fill(token) for token in (OTHERS, MINE)]
+    assert ((OTHERS,), [b"filled"]) == (await rig.stored_by(), await rig.published())
+
+
+# Invalidation
+
+
+async def test_invalidation_drops_value_and_lease(rig: Rig) -> None:
+    """Both are gone, and it is published, also if there was nothing."""
+    await rig.acquire(MINE)
+    await rig.fill(MINE)
+    await rig.acquire(MINE, reject=b"*")
+    for _ in range(2):
+        await rig.invalidate()
+
+    assert ((), False) == (await rig.stored_by(), await rig.renew(MINE))
+    assert [b"invalidated"] * 2 == await rig.published()
+
+
+async def test_i3_fill_after_an_invalidation_is_refused(rig: Rig) -> None:
+    """Also when another flight has the lease by then, or has stored."""
+    await rig.acquire(MINE)
+    await rig.invalidate()
+    before = await rig.fill(MINE)
+    await rig.acquire(THEIRS)
+
+    assert [False, False, True, False] == [before, *[await rig.fill(token) for token in (MINE, THEIRS, MINE)]]
+    assert (THEIRS,) == await rig.stored_by()
+
+
+# Versions
+
+
+@pytest.mark.parametrize(
+    ("lowest", "version", "is_stored"),
+    [
+        (7, 6, False),
+        (7, 7, True),
+        (7, 8, True),
+        (10, 9, False),  # as numbers, not as text
+        (LATEST, LATEST - 1, False),
+        (LATEST, LATEST, True),
+        (1, 0, False),
+        (0, 0, True),
+        (7, None, True),
+        (None, 0, True),
+    ],
+)
+@pytest.mark.parametrize("source", ["invalidation", "value"])
+async def test_version_that_is_too_low(
+    source: str,
+    lowest: int | None,
+    version: int | None,
+    is_stored: bool,  # noqa: FBT001
+    rig: Rig,
+) -> None:
+    """A value older than an invalidation asked for, or than the stored one, is not stored; the lease ends."""
+    if source == "value":
+        await rig.acquire(THEIRS)
+        await rig.fill(THEIRS, lowest)
+    else:
+        await rig.invalidate(lowest)
+    await rig.acquire(MINE, reject=b"*")
+
+    assert (is_stored, False) == (await rig.fill(MINE, version), await rig.renew(MINE))
+    assert ((MINE,) if is_stored else (THEIRS,) if source == "value" else ()) == await rig.stored_by()
+
+
+async def test_lowest_version_never_falls(rig: Rig) -> None:
+    """An invalidation that names a lower version, or none, leaves it as it is."""
+    for version in (7, 10, 9, None):
+        await rig.invalidate(version)
+
+    for version, is_stored in ((9, False), (10, True)):
+        await rig.acquire(MINE)
+        assert is_stored == await rig.fill(MINE, version)
+
+
+@pytest.mark.parametrize("lowest", [None, 5, 8])
+async def test_refresh_with_an_old_version_drops_the_value(lowest: int | None, rig: Rig) -> None:
+    """What a refresh may not replace may be older than it; the higher version is the lowest from then on."""
+    await rig.acquire(THEIRS)
+    await rig.fill(THEIRS, 7)
+    if lowest == 8:
+        await rig.invalidate(lowest)
+        await rig.published()
+    await rig.acquire(MINE, reject=b"*")
+
+    assert (False, ()) == (await rig.fill(MINE, 6, always_publish=True), await rig.stored_by())
+    assert [b"filled"] == await rig.published()
+    await rig.acquire(THEIRS)
+    assert not await rig.fill(THEIRS, 6)
+
+
+# A value that was not stored
+
+
+@pytest.mark.parametrize("reason", ["release", "version"])
+async def test_value_that_was_not_stored_lets_others_load_alone(reason: str, rig: Rig) -> None:
+    """For a second all requests are told to load alone, and no token has a lease there; repeated, nothing changes."""
+    await rig.invalidate(7)
+    await rig.acquire(MINE)
+    await rig.acquire(THEIRS)
+    await rig.published()
+    message = b"released" if reason == "release" else b"filled"
+
+    ended = [await (rig.release(MINE, is_unstored=True) if reason == "release" else rig.fill(MINE, 6)) for _ in "12"]
+    answers = [await rig.answer(token) for token in (THEIRS, MINE, THEIRS)]
+
+    assert [reason == "release", False] == ended
+    assert ["alone"] * 3 == [answer.kind for answer in answers]
+    assert all(0 < answer.left <= 1 for answer in answers)
+    assert [False] * 3 == [await rig.renew(MINE), await rig.release(THEIRS), await rig.fill(THEIRS)]
+    assert [message] == await rig.published()
+    await rig.expire_lease()
+    assert "own" == await rig.acquire(THEIRS)
+
+
+async def test_value_that_was_not_stored_and_that_no_flight_waits_for(rig: Rig) -> None:
+    """The next flight may store what it loads."""
+    await rig.acquire(MINE)
+
+    assert (True, "own") == (await rig.release(MINE, is_unstored=True), await rig.acquire(THEIRS))
+
+
+@pytest.mark.parametrize("change", ["refresh", "invalidation"])
+async def test_change_ends_the_second_of_loading_alone(change: str, rig: Rig) -> None:
+    """A refresh gets the lease in spite of it, and an invalidation ends it; what is loaded then is stored."""
+    await rig.acquire(MINE)
+    await rig.acquire(THEIRS)
+    await rig.release(MINE, is_unstored=True)
+
+    if change == "invalidation":
+        await rig.invalidate()
+    assert "own" == await rig.acquire(THEIRS, reject=b"*" if change == "refresh" else b"")
+    assert (True, "hit") == (await rig.fill(THEIRS), await rig.acquire(MINE))
+
+
+# Tags
+
+
+async def test_mark_of_a_tag_stays_until_it_is_invalidated(rig: Rig) -> None:
+    """Every request gets the same mark; each invalidation makes another one, and is published."""
+    tag, other = (rig.key.replace("menu-7", name) + ":t" for name in ("menus", "soups"))
+    marks = [(await rig.answer(MINE, tags=(tag, other))).marks for _ in range(2)]
+    for random in (b"another one", b"yet another"):
+        await rig.store.invalidate_tag(tag, random, 60, b"tagged")
+        marks.append((await rig.answer(MINE, tags=(tag, other))).marks)
+
+    assert marks[0] == marks[1]
+    assert [3, 1] == [len({pair[position] for pair in marks}) for position in range(2)]
+    assert {11} == {len(mark) for pair in marks for mark in pair}
+    assert [b"tagged"] * 2 == await rig.published()
