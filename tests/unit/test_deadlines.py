@@ -254,6 +254,9 @@ def test_each_loop_has_its_deadlines(make_loop: MakeLoop) -> None:
 
     assert [[0.001], [0.001]] == [flight.ended for flight in flights]
     assert [loops[1]] == [deadlines.loop() for deadlines in budgets._all.values()]
+    budgets.of(loops[1], 1).add(Timed(loops[1]))
+    budgets.close(loops[0])
+    assert {} == budgets._all
 
 
 def test_deadlines_outlive_no_loop() -> None:

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Generator
 from contextlib import contextmanager
 from contextvars import Context, ContextVar
 from functools import partial
+from inspect import CORO_CLOSED, getcoroutinestate
 from typing import Any
 
 import msgspec
@@ -17,6 +18,7 @@ from stampede_guard import Guard, LoadCancelled, RecursiveLoad, Scoreboard, coal
 from stampede_guard._flights.flight import Flight
 from stampede_guard._flights.waiting import wait_one
 from stampede_guard._l2.access import StoreAccess
+from stampede_guard._l2.lease import Lease
 from stampede_guard._l2.tier import Tier
 from stampede_guard._loops import LoopState
 from stampede_guard._stats import Counters, Stats
@@ -418,16 +420,49 @@ def failing_once(store: Store) -> Callable[[AcquireRequest], Any]:
     return fail
 
 
+def fail_to_acquire(store: Store) -> None:
+    """Let the first `acquire` fail."""
+    untyped(store).acquire = failing_once(store)
+
+
+def fail_to_find_the_node(store: Store) -> None:
+    """Let the first `node_of` fail."""
+    store.begins = False
+    answers = iter([ConnectionError])
+    node_of = store.node_of
+
+    def fail(key: str) -> str:
+        for error in answers:
+            raise error
+        return node_of(key)
+
+    untyped(store).node_of = fail
+
+
+FAILING_ONCE = {
+    "it does not know who has the key": fail_to_acquire,
+    "its node is unknown": fail_to_find_the_node,
+}
+
+
 @pytest.mark.parametrize(
-    "why", ["the store begins nothing", "it does not know who has the key", "replicas", "an open breaker", "a bound"]
+    "why",
+    [
+        "the store begins nothing",
+        "it does not know who has the key",
+        "its node is unknown",
+        "replicas",
+        "an open breaker",
+        "a bound",
+    ],
 )
 async def test_flight_that_cannot_look(why: str, process: Process) -> None:
     """Where a look would have to wait for something, the flight has a task from the first."""
     process.put()
     if why == "the store begins nothing":
         process.store.begins = False
-    elif why == "it does not know who has the key":
-        untyped(process.store).acquire = failing_once(process.store)
+    elif why in FAILING_ONCE:
+        FAILING_ONCE[why](process.store)
     elif why == "replicas":
         process.store.has_replicas = True
     elif why == "an open breaker":
@@ -458,6 +493,24 @@ async def test_flight_whose_op_awaits_its_invalidation(process: Process) -> None
     process.store.error = None
 
     assert ("loaded", 0) == (await process.ask(), process.store.looks)
+
+
+async def test_slot_that_comes_with_a_cancellation(pause: Pause) -> None:
+    """A caller that is cancelled in the very tick in which it gets a slot passes the slot on."""
+    access = StoreAccess("Leasing", 1, ManualClock())
+    access.reserve("Redis")
+
+    async def read() -> None:
+        """Answer at once."""
+
+    late = asyncio.create_task(access.call("read", "Redis", read, Counters()))
+    await pause()
+    access.release("read", None)
+    late.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await late
+
+    assert (0, None) == (access._in_use, await access.call("read", "Redis", read, Counters()))
 
 
 async def test_questions_that_are_begun_are_bounded() -> None:
@@ -854,6 +907,34 @@ async def test_lease_that_was_granted_to_a_cancelled_request(process: Process) -
     await eventually(process.is_at_rest)
 
     assert ([KEY], True, {}) == (held, is_owed, process.server.leases)
+
+
+async def test_request_that_is_cancelled_before_it_has_a_token(process: Process) -> None:
+    """A request that asked for no lease owes no release."""
+    request: asyncio.Future[AcquireResult] = asyncio.get_running_loop().create_future()
+    untyped(process.store).acquire = lambda _: request
+    call = process.ask()
+    await eventually(lambda: process.site.board._up)
+    request.cancel()
+    with pytest.raises(LoadCancelled):
+        await call
+
+    assert process.tier.leases.is_idle
+
+
+async def test_flight_that_ends_before_its_read_begins(process: Process) -> None:
+    """The coroutine that a store has returned is closed if the flight's task never takes a step."""
+
+    async def acquire() -> AcquireResult:
+        raise AssertionError
+
+    request = acquire()
+    untyped(process.store).acquire = lambda _: request
+    lease = Lease(process.tier, OP, (), 2, 60, Counters())
+
+    assert not lease.start(lambda: None)
+    lease.release_soon()
+    assert CORO_CLOSED == getcoroutinestate(request)
 
 
 async def test_drain_waits_for_what_looks(process: Process, pause: Pause) -> None:

@@ -68,6 +68,17 @@ def ping() -> CommandRequest:
     return CommandRequest((bytes, "PING"))
 
 
+def test_callback_of_a_request_that_is_done() -> None:
+    """A callback that comes after the reply is called at once, as with a future; the second reply changes nothing."""
+    request = ping()
+    called: list[CommandRequest] = []
+    request.finish(b"PONG")
+    request.finish(b"late")
+    request.add_done_callback(called.append)
+
+    assert ([request], b"PONG") == (called, request.result())
+
+
 async def test_error_that_cannot_be_copied() -> None:
     """Each still gets one of their own, which names it; the node has failed once."""
     batches, failures = make(Node(error=Peculiar(7, text="soup")))
