@@ -1,4 +1,4 @@
-"""`Guard`: options, lifecycle, statistics, and what is called on it; a call's way to its answer is in `_path`."""
+"""`Guard`: options, life cycle, statistics, and the methods that users call."""
 
 import re
 import time

@@ -1,4 +1,4 @@
-"""Tools for tests of decorated functions: a clock, a gate, a store that fails."""
+"""Test tools: a clock, a gate, a store that fails."""
 
 import asyncio
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Whether a decoded copy equals the value that was encoded; if not, the value is not stored."""
+"""The comparison of a decoded copy with the value that was encoded."""
 
 import dataclasses
 import functools

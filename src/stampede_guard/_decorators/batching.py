@@ -1,4 +1,4 @@
-"""Batches: flights that are about to load share one call of the loader.
+"""Batches: flights that are about to load share one call.
 
 Each id has an ordinary flight, with its own lease, fence, tags and time-outs. Only the last step is shared: instead
 of running a loader of its own, a flight joins a batch. A batch is a flight too, which only the flights of its ids join.

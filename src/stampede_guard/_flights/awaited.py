@@ -1,4 +1,4 @@
-"""Whether one task waits for another, as far as asyncio lets it be seen.
+"""Whether one task waits for another, as far as asyncio shows.
 
 A context is copied into every task that a load starts, also into those that it never waits for. So the context does
 not tell whether a load would wait for itself. The callbacks of a task do: each task that waits for it is reached from

@@ -1,4 +1,4 @@
-"""One load's failure, given to each waiter as an exception object of its own.
+"""A load's failure: each waiter gets an exception of its own.
 
 `raise` writes to the exception that it raises: frames go into its traceback, notes into its notes. If waiters shared
 one object, the locals of one request would appear in another's error report. So each waiter raises a copy whose

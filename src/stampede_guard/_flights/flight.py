@@ -280,7 +280,7 @@ class Flight(Generic[T]):
         if len(self._waiters) > 2 * self._present + _FEW:
             self._waiters = [each for each in self._waiters if not each.done()]
         if not self._present and not self.landed and self.on_abandon == "cancel":
-            self.abort(LoadCancelled(f"{self.op}: everybody who waited has left"))
+            self.abort(LoadCancelled(f"{self.op}: all its callers have left"))
 
     @property
     def has_failed(self) -> bool:

@@ -1,4 +1,4 @@
-"""Limits on the loads that run at once in one event loop, first come, first served.
+"""Limits on the loads of one event loop: first come, first served.
 
 A load within a load runs in the outer one's slot. If it queued for a slot of its own, all slots could be held by
 loads that wait for loads in the queue. For the same reason a flight leaves the queue, and runs without a slot, as soon

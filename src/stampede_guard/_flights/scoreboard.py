@@ -60,7 +60,7 @@ class Scoreboard:
         _all_boards.add(self)
 
     async def debounce(self, op: str, load: Load[T]) -> T:
-        """Return what *load* returns, run once for all who ask for *op* meanwhile.
+        """Return what *load* returns, run once for all calls of *op* that come meanwhile.
 
         Cancelling this call does not affect other waiters. The load runs in a task and a clean context of its own.
 
@@ -176,8 +176,8 @@ class Scoreboard:
     def clear(self, flight: Flight[Any], ahead: Flight[Any] | None = None) -> None:
         """Take *flight* off the board, if it is the current one: a newer one may have its place.
 
-        If it was to begin after *ahead*, which is up, that is the current one again: who comes now waits for it, and
-        does not load beside it.
+        If it was to begin after *ahead*, which is up, that is the current one again: new callers wait for it
+        and do not load beside it.
         """
         if self.flights.get(flight.op) is flight:
             del self.flights[flight.op]

@@ -1,4 +1,4 @@
-"""Waiting for flights: one waiter, several at once, and the graph of loads that wait for loads.
+"""Waiting for flights, and the graph of loads that wait.
 
 A load that calls a coalesced function waits for another flight. `Flight.awaits` has these waits, so flights form a
 graph. A circle in it would never end, so its waiter is woken with `RecursiveLoad`. And a flight that is waited for by a

@@ -1,4 +1,4 @@
-"""The text of a value in a key: one text for each value.
+"""Values as text in keys: one text for each value.
 
 `canonical` is typed and quoted, for derived keys. `text_of` is the plain text that users expect in a template (`7` for
 `7` and for `"7"`), escaped so that it contains no separator and is never empty.

@@ -1,4 +1,4 @@
-"""Calls to a store: bounded concurrency, a breaker for each node, refusals logged once."""
+"""Calls to a store: bounded in number, with breakers and logged refusals."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""The L2 side of one flight: get the value, or the lease, or wait for its holder.
+"""The L2 side of one flight: value, lease or wait.
 
 A lease is a token in the store that expires. A fill is accepted only while the token is there, and every invalidation
 deletes it. So no process can store after an invalidation what it loaded before, however long it slept in between. See

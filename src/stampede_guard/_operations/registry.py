@@ -1,4 +1,4 @@
-"""The operations of a guard: no two functions may have the same op by accident."""
+"""The operations of a guard: each function has ops of its own."""
 
 import gc
 import logging

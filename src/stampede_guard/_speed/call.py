@@ -1,4 +1,4 @@
-"""The source of a decorated call: the argument cache first, then the data path.
+"""The source of a decorated call: argument cache first, then data path.
 
 A wrapper with `*args` and `**kwargs` would pack and unpack them in each call, and a call that the cache answers needs
 neither. So each decorated function gets a wrapper of its own signature, which is written as source and compiled.

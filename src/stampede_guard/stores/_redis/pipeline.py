@@ -1,4 +1,4 @@
-"""Automatic pipelining: requests of one event-loop iteration to one node are sent together.
+"""Automatic pipelining: requests of one loop iteration travel together.
 
 The first request starts a task. When that task runs, the other requests of the same iteration have been submitted, so
 no request waits for a pipeline to fill. A pipeline is bounded in requests and bytes, and has a connection of its own,
