@@ -12,13 +12,6 @@ from stampede_guard.stores._envelope import may_have_usable, tokens_of
 from stampede_guard.testing import Gate, ManualClock
 
 
-async def eventually(holds: Callable[[], object]) -> None:
-    """Let the loop run until something *holds*."""
-    async with asyncio.timeout(10):
-        while not holds():
-            await asyncio.sleep(0)
-
-
 class _Inbox:
     """What one listener has not read yet."""
 

@@ -96,16 +96,16 @@ async def read_at_once(settings: Settings, url: str, loads: int) -> tuple[list[h
     limits = httpx.Limits(max_connections=None)
     async with (
         httpx.AsyncClient(base_url=url, limits=limits, timeout=30) as client,
-        httpx.AsyncClient(base_url=url) as onlooker,  # each request of a client looks at all of its connections
+        httpx.AsyncClient(base_url=url) as listener,  # each request of a client looks at all of its connections
         asyncio.timeout(30),
     ):
-        stats = before = (await onlooker.get("/stats")).json()
+        stats = before = (await listener.get("/stats")).json()
         async with held_back(settings.database_url):
             reads = [asyncio.create_task(client.get("/restaurants/7/menu")) for _ in range(READERS)]
             while (stats["calls"], stats["loads"]) != (READERS, loads):
-                stats = (await onlooker.get("/stats")).json()
+                stats = (await listener.get("/stats")).json()
         responses = [await read for read in reads]
-        stats = (await onlooker.get("/stats")).json()
+        stats = (await listener.get("/stats")).json()
     return responses, stats["postgres_queries"] - before["postgres_queries"]
 
 

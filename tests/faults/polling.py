@@ -6,6 +6,8 @@ from contextlib import asynccontextmanager
 from math import inf
 from time import monotonic
 
+from waiting import until
+
 from demo_api.servers import ValkeyServer
 from demo_api.topologies import ask
 from stampede_guard.stores import Refused
@@ -15,15 +17,6 @@ from stampede_guard.stores._redis.topology.factory import make_topology
 from stampede_guard.stores._redis.urls import parse_url
 
 LIMITS = ConnectionLimits(deadline=0.25, connect_timeout=0.5, max_connections=8)
-
-
-async def until(is_so: Callable[[], object], what: str, deadline: float = 15.0) -> float:
-    """Poll *is_so* until it holds; return the seconds that it took."""
-    started_at = monotonic()
-    while not is_so():
-        assert monotonic() - started_at < deadline, f"waited in vain for {what}"
-        await asyncio.sleep(0.005)
-    return monotonic() - started_at
 
 
 class Lateness:

@@ -4,8 +4,9 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
-from polling import LIMITS, until
+from polling import LIMITS
 from redis.asyncio.connection import Connection
+from waiting import until
 from wire import Wire
 
 from demo_api.servers import HOST, ValkeyServer, valkey_server

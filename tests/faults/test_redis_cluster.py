@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 import redis.exceptions
 from inside import untyped
-from polling import LIMITS, Scripted, opened, read, reads, until, until_after
+from polling import LIMITS, Scripted, opened, read, reads, until_after
 from redis.asyncio.connection import Connection
 from redis.crc import key_slot
 from stored import find, put
+from waiting import until
 
 from demo_api.servers import HOST, ValkeyServer, free_port, valkey_server
 from demo_api.topologies import SLOTS, Valkeys, ask, leads, valkey_cluster

@@ -6,8 +6,9 @@ from time import monotonic
 
 import pytest
 from inside import tier_of
-from polling import LIMITS, Lateness, Scripted, opened, read, reads, until
+from polling import LIMITS, Lateness, Scripted, opened, read, reads
 from redis import Redis
+from waiting import until
 
 from demo_api.servers import HOST, ValkeyServer, valkey_server
 from demo_api.topologies import REPLICATION, Valkeys, ask, follows, valkey_replicated

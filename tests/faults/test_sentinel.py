@@ -6,8 +6,9 @@ from math import inf
 from time import monotonic
 
 import pytest
-from polling import LIMITS, Scripted, opened, read, reads, until, until_after
+from polling import LIMITS, Scripted, opened, read, reads, until_after
 from redis import Redis
+from waiting import until
 
 from demo_api.servers import HOST, ValkeyServer, free_port
 from demo_api.topologies import SERVICE, Valkeys, answer, ask, follows, leads, valkey_sentinels

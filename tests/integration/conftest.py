@@ -3,7 +3,7 @@ from functools import partial
 from urllib.parse import urlsplit
 
 import pytest
-from onlooker import HitCounter, load_scripts
+from observing import CountingProxy, load_scripts
 from redis.asyncio import Redis
 
 from stampede_guard import Guard
@@ -36,9 +36,9 @@ def unasked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-async def tally(redis_url: str, admin: Redis) -> AsyncIterator[HitCounter]:
+async def proxy(redis_url: str, admin: Redis) -> AsyncIterator[CountingProxy]:
     """Return a proxy to a server that knows the scripts."""
     await load_scripts(admin)
-    tally = HitCounter(urlsplit(redis_url).port or 6379)
-    async with tally.listening():
-        yield tally
+    proxy = CountingProxy(urlsplit(redis_url).port or 6379)
+    async with proxy.listening():
+        yield proxy

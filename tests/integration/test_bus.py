@@ -7,9 +7,10 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from inside import backplane_of, tier_of, untyped
-from onlooker import HitCounter, Onlooker, caught_up, echoed, instance_of, is_up, until, until_gone, until_there
+from inside import backplane_of, echoed, instance_of, is_up, tier_of, untyped
+from observing import ChannelListener, CountingProxy, caught_up, until_gone
 from redis.asyncio import Redis
+from waiting import until, until_there
 
 from demo_api.servers import ValkeyServer
 from stampede_guard import Guard, InvalidationPending, _guard, coalesce
@@ -155,7 +156,7 @@ async def test_invalidation_reaches_every_memory(
 @pytest.mark.usefixtures("no_echoes")
 async def test_what_is_said(make_guard: MakeGuard, admin: Redis, channel: str) -> None:
     """An invalidation is one message with its sender; loads that nobody waits for say nothing."""
-    async with make_guard() as guard, Onlooker(admin, channel) as onlooker:
+    async with make_guard() as guard, ChannelListener(admin, channel) as listener:
         me = instance_of(guard).encode()
 
         @coalesce(OP, guard=guard, l2_ttl=60)
@@ -163,16 +164,16 @@ async def test_what_is_said(make_guard: MakeGuard, admin: Redis, channel: str) -
             return "soup"
 
         await load()
-        assert await onlooker.said() == []
+        assert await listener.said() == []
         await load.invalidate()
         await guard.invalidate(OP, version=7)
-        assert await onlooker.said() == [b"i" + me + b"menu-7"] * 2
+        assert await listener.said() == [b"i" + me + b"menu-7"] * 2
         await guard.invalidate_tag(TAG)
-        assert await onlooker.said() == [b"t" + me + b"menus"]
+        assert await listener.said() == [b"t" + me + b"menus"]
         await guard.clear()
-        assert await onlooker.said() == [b"c" + me]
+        assert await listener.said() == [b"c" + me]
         await load.refresh()
-        assert await onlooker.said() == [b"i" + me + b"menu-7"]
+        assert await listener.said() == [b"i" + me + b"menu-7"]
 
 
 @WAYS
@@ -181,9 +182,9 @@ async def test_own_messages_are_ignored(
     invalidate: Invalidate, make_guard: MakeGuard, admin: Redis, channel: str
 ) -> None:
     """The echo of one's own invalidation, however late, does not drop what was loaded since."""
-    async with make_guard() as guard, Onlooker(admin, channel) as onlooker:
+    async with make_guard() as guard, ChannelListener(admin, channel) as listener:
         await invalidate(guard)
-        (echo,) = await onlooker.said()
+        (echo,) = await listener.said()
         await ask(guard, "new")
 
         await admin.publish(channel, echo)
@@ -378,13 +379,13 @@ async def test_beats_are_heard_by_their_own_guard_alone(
     make_guard: MakeGuard, admin: Redis, channel: str, logged: Logged
 ) -> None:
     """Each guard hears its own echo about once a second, trusts the bus by it, and tells others nothing."""
-    async with make_guard() as guard, make_guard() as other, Onlooker(admin, channel) as onlooker:
+    async with make_guard() as guard, make_guard() as other, ChannelListener(admin, channel) as listener:
         seconds = seconds_of(guard)
         await ask(guard, "old")
         await ask(other, "old")
         await until(lambda: len(seconds) == 12, "twelve seconds")
 
-        assert [] == await onlooker.said()
+        assert [] == await listener.said()
         assert all(each._states.running().memory.trusted_until > each._clock() for each in (guard, other))
         assert all(remembers(each) for each in (guard, other))
     assert logged() == []
@@ -445,11 +446,11 @@ async def test_connection_that_went_dead_is_replaced(
     redis_url: str, namespace: str, admin: Redis, logged: Logged
 ) -> None:
     """A connection on which nothing comes any more, not even one's own voice, is given up for a new one."""
-    tally = HitCounter(urlsplit(redis_url).port or 6379)
-    async with tally.listening(), Guard(tally.url, namespace=namespace, deadline=0.05, connect_timeout=5) as guard:
+    proxy = CountingProxy(urlsplit(redis_url).port or 6379)
+    async with proxy.listening(), Guard(proxy.url, namespace=namespace, deadline=0.05, connect_timeout=5) as guard:
         await ask(guard, "old")
 
-        tally.deafen()
+        proxy.deafen()
         await until(lambda: SILENT.format("silence") in logged(), "the silence to be noticed")
         assert not remembers(guard)
         await until(lambda: HEARD in logged(), "the bus to be back")

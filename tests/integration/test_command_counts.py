@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import pytest
-from inside import tier_of
-from onlooker import HitCounter, commands_run, is_expecting, load_scripts, until
+from inside import is_expecting, tier_of
+from observing import CountingProxy, commands_run, load_scripts
 from redis.asyncio import Redis
+from waiting import until
 
 from stampede_guard import Guard, _path, coalesce
 from stampede_guard._bus import backplane
@@ -42,18 +43,18 @@ class Cost(NamedTuple):
 class Meter:
     """Two guards over one proxy, that have all that a first call needs."""
 
-    def __init__(self, tally: HitCounter, admin: Redis, guard: Guard, other: Guard) -> None:
+    def __init__(self, proxy: CountingProxy, admin: Redis, guard: Guard, other: Guard) -> None:
         self.guard = guard
         self.other = other
-        self._tally = tally
+        self._proxy = proxy
         self._admin = admin
 
     async def cost(self, action: Callable[[], Awaitable[object]]) -> Cost:
         """Return what *action* costs."""
         before = await commands_run(self._admin)
-        self._tally.restart()
+        self._proxy.restart()
         await action()
-        round_trips, sent = self._tally.round_trips, [*self._tally.commands]
+        round_trips, sent = self._proxy.round_trips, [*self._proxy.commands]
         ran = await commands_run(self._admin) - before
         del ran["info"]  # our own
         return Cost(round_trips, sent, dict(ran))
@@ -78,13 +79,13 @@ async def meter(
     monkeypatch.setattr(operation, "_LEASES", (60.0, 60.0))
     monkeypatch.setattr(_path, "_POLLS", (60.0, 60.0))
     await load_scripts(admin)
-    tally = HitCounter(urlsplit(redis_url).port or 6379)
+    proxy = CountingProxy(urlsplit(redis_url).port or 6379)
     options: dict[str, Any] = {"namespace": namespace, "deadline": 5, "connect_timeout": 5}
-    async with tally.listening(), Guard(tally.url, **options) as guard, Guard(tally.url, **options) as other:
+    async with proxy.listening(), Guard(proxy.url, **options) as guard, Guard(proxy.url, **options) as other:
         for each in (guard, other):
             await ask(each, "warm-up", tags=("menus", "restaurant:3"))
             await ask(each, "warm-up", tags=("menus", "restaurant:3"))
-        yield Meter(tally, admin, guard, other)
+        yield Meter(proxy, admin, guard, other)
 
 
 async def _settled(guard: Guard) -> None:
@@ -249,7 +250,7 @@ async def test_wait_for_another_guard_s_load(meter: Meter) -> None:
     async def wait() -> None:
         follower = asyncio.create_task(ask(meter.guard))
         await until(lambda: is_expecting(meter.guard, OP), "the wait")
-        await until(lambda: len(meter._tally.commands) == 4, "the second look")
+        await until(lambda: len(meter._proxy.commands) == 4, "the second look")
         gate.open()
         assert ["soup", "soup"] == await asyncio.gather(leader, follower)
 

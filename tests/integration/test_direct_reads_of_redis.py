@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 from inside import tier_of
-from onlooker import HitCounter, load_scripts, until
+from observing import CountingProxy, load_scripts
 from redis.asyncio import Redis
+from waiting import until
 
 from stampede_guard import Guard, LoadCancelled
 from stampede_guard._operations import operation
@@ -192,13 +193,13 @@ class Grumpy:
         raise asyncio.CancelledError
 
 
-async def test_codec_that_cancels_ends_its_own_flight_alone(tally: HitCounter, namespace: str) -> None:
+async def test_codec_that_cancels_ends_its_own_flight_alone(proxy: CountingProxy, namespace: str) -> None:
     """What came with the same answer is delivered, though the decoder of one of the values raises anything at all."""
-    async with Guard(tally.url, namespace=namespace, deadline=5, connect_timeout=5) as guard:
+    async with Guard(proxy.url, namespace=namespace, deadline=5, connect_timeout=5) as guard:
         for number in range(3):
             await guard.fetch(f"menu-{number}", Kitchen().load, **LIFE)
         _, asked = acquisitions(guard)
-        tally.restart()
+        proxy.restart()
         codecs: list[dict[str, Any]] = [{"returns": str}, {"codec": Grumpy()}, {"returns": str}]
         answers = await asyncio.gather(
             *(guard.fetch(f"menu-{number}", Kitchen().load, l2_ttl=60, **codec) for number, codec in enumerate(codecs)),
@@ -206,21 +207,21 @@ async def test_codec_that_cancels_ends_its_own_flight_alone(tally: HitCounter, n
         )
 
         assert ["str", "LoadCancelled", "str"] == [type(answer).__name__ for answer in answers]
-        assert ([], 1) == (asked, tally.round_trips)
+        assert ([], 1) == (asked, proxy.round_trips)
 
 
 async def test_exit_over_a_server_that_says_nothing(
-    tally: HitCounter, namespace: str, caplog: pytest.LogCaptureFixture
+    proxy: CountingProxy, namespace: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A guard that waits for nobody is left soon, though a question was not answered; nothing remains."""
-    guard = Guard(tally.url, namespace=namespace, deadline=60, connect_timeout=5, drain_timeout=0)
+    guard = Guard(proxy.url, namespace=namespace, deadline=60, connect_timeout=5, drain_timeout=0)
     await guard.__aenter__()
     await guard.fetch("menu-8", Kitchen().load, **LIFE)
     site = guard._states.running()
-    tally.deafen()
-    tally.restart()
+    proxy.deafen()
+    proxy.restart()
     call = asyncio.create_task(guard.fetch(OP, Kitchen().load, **LIFE))
-    await until(lambda: tally.commands, "the question to be sent")
+    await until(lambda: proxy.commands, "the question to be sent")
     caplog.clear()
     await guard.__aexit__(None, None, None)
     names = [task.get_name() for task in asyncio.all_tasks()]
@@ -231,15 +232,15 @@ async def test_exit_over_a_server_that_says_nothing(
     assert (set(), 0, []) == (site.board._up, guard.stats().in_flight, caplog.messages)
 
 
-async def test_question_whose_batch_is_cancelled(tally: HitCounter, namespace: str) -> None:
+async def test_question_whose_batch_is_cancelled(proxy: CountingProxy, namespace: str) -> None:
     """Whoever cancels all tasks, as the end of an event loop does, ends the flights that look: nothing new begins."""
     kitchen = Kitchen()
-    async with Guard(tally.url, namespace=namespace, deadline=60, connect_timeout=5) as guard:
+    async with Guard(proxy.url, namespace=namespace, deadline=60, connect_timeout=5) as guard:
         await guard.fetch("menu-8", kitchen.load, **LIFE)
-        tally.deafen()
-        tally.restart()
+        proxy.deafen()
+        proxy.restart()
         calls = [asyncio.create_task(guard.fetch(f"{OP}{number}", kitchen.load, **LIFE)) for number in range(3)]
-        await until(lambda: tally.commands, "the question to be sent")
+        await until(lambda: proxy.commands, "the question to be sent")
         for task in asyncio.all_tasks():
             if task.get_name().startswith("batch"):
                 task.cancel()

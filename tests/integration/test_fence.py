@@ -5,9 +5,10 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from inside import tier_of
-from onlooker import caught_up, is_expecting, until, until_gone
+from inside import is_expecting, tier_of
+from observing import caught_up, until_gone
 from redis.asyncio import Redis
+from waiting import until
 
 from stampede_guard import ConfigurationError, Guard, _path, coalesce
 from stampede_guard._operations import operation

@@ -7,10 +7,11 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from inside import backplane_of, tier_of
-from onlooker import instance_of, is_expecting, is_up, new_leases, until, until_gone, until_there
+from inside import backplane_of, instance_of, is_expecting, is_up, new_leases, tier_of
+from observing import until_gone
 from redis.asyncio import Redis
 from stored import bytes_at, fingerprint_for
+from waiting import until, until_there
 
 from demo_api.servers import ValkeyServer
 from stampede_guard import Guard, InvalidationPending, LoadTimeout, WaitTimeout, _path, coalesce

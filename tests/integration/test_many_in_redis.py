@@ -5,8 +5,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from onlooker import until
 from redis.asyncio import Redis
+from waiting import until
 
 from stampede_guard import CoalescedMany, Guard, coalesce_many
 from stampede_guard._l2.tier import key_of

@@ -6,7 +6,7 @@ from time import monotonic
 from typing import Any, TypeVar
 
 import pytest
-from onlooker import HitCounter
+from observing import CountingProxy
 from redis.asyncio import Redis
 from redis.asyncio.connection import Connection
 from stored import find, pool_of, put
@@ -26,14 +26,14 @@ LONG = b"x" * 100_000
 
 
 @pytest.fixture
-async def store(tally: HitCounter, namespace: str, unasked: None) -> AsyncIterator[RedisStore]:
+async def store(proxy: CountingProxy, namespace: str, unasked: None) -> AsyncIterator[RedisStore]:
     """Return a store behind it, with as many connections as it may need."""
-    store = RedisStore(tally.url, deadline=5, connect_timeout=5)
+    store = RedisStore(proxy.url, deadline=5, connect_timeout=5)
     store.channel = f"sg1:{namespace}:bus"
     pool = pool_of(store)
     for connection in [await pool.get_connection() for _ in range(8)]:
         await pool.release(connection)
-    tally.restart()
+    proxy.restart()
     yield store
     await store.aclose()
 
@@ -62,11 +62,11 @@ async def acquire(store: RedisStore, key: str, *tags: str, reject: bytes = b"") 
     return await store.acquire(AcquireRequest(key, tags, 60, 60, reject=reject))
 
 
-async def expect_hits(store: RedisStore, tally: HitCounter, key: str) -> None:
+async def expect_hits(store: RedisStore, proxy: CountingProxy, key: str) -> None:
     """Find a value so often that the next one is expected to be there."""
     for _ in range(8):
         await together(*(find(store, key) for _ in range(50)))
-    tally.restart()
+    proxy.restart()
 
 
 def contents(found: Sequence[Stored | None]) -> list[bytes]:
@@ -80,23 +80,23 @@ def envelopes(found: Sequence[AcquireResult]) -> list[bytes]:
 
 
 async def test_reads_of_one_iteration_are_one_request(
-    store: RedisStore, tally: HitCounter, keys: list[str], tag: str
+    store: RedisStore, proxy: CountingProxy, keys: list[str], tag: str
 ) -> None:
     """Fifty ops that are asked for at once cost one round trip, and their common mark is asked for once."""
     found = await together(*(acquire(store, key, tag) for key in keys[:50]))
 
     assert [key.encode() for key in keys[:50]] == envelopes(found)
     assert 1 == len({verdict.marks for verdict in found})
-    assert (1, ["EVALSHA"] * 51) == (tally.round_trips, tally.commands)
+    assert (1, ["EVALSHA"] * 51) == (proxy.round_trips, proxy.commands)
 
 
 async def test_changes_of_one_iteration_are_one_request(
-    store: RedisStore, tally: HitCounter, keys: list[str], admin: Redis
+    store: RedisStore, proxy: CountingProxy, keys: list[str], admin: Redis
 ) -> None:
     """So do fills, renewals, releases and invalidations, in any mixture, and each gets its own answer."""
     token = new_token()
     await together(*(store.acquire(AcquireRequest(key, (), 60, 60, token=token, reject=b"*")) for key in keys[:3]))
-    tally.restart()
+    proxy.restart()
 
     outcomes = await together(
         store.fill(keys[0], token, seal("menu-7", b"soup", token), 60, None, b"w", always_publish=False),
@@ -109,32 +109,32 @@ async def test_changes_of_one_iteration_are_one_request(
     )
 
     assert [True, False, [True], [False], [True], None] == outcomes[:-1]
-    assert (1, ["EVALSHA"] * 7) == (tally.round_trips, tally.commands)
+    assert (1, ["EVALSHA"] * 7) == (proxy.round_trips, proxy.commands)
     assert not await admin.exists(f"{keys[2]}:l", f"{keys[3]}:v")
 
 
 async def test_values_that_are_expected_are_read_without_scripts(
-    store: RedisStore, tally: HitCounter, keys: list[str], tag: str
+    store: RedisStore, proxy: CountingProxy, keys: list[str], tag: str
 ) -> None:
     """Once most looks found a value, the next ones are plain reads; what is not there is asked for once more."""
     absent = f"{keys[0]}-absent"
     await acquire(store, keys[0], tag)
-    await expect_hits(store, tally, keys[0])
+    await expect_hits(store, proxy, keys[0])
 
     found = await together(*(acquire(store, key, tag) for key in [*keys[:10], absent]))
 
     assert [key.encode() for key in keys[:10]] == envelopes(found)
     assert ("own", 1) == (found[-1].kind, len({verdict.marks for verdict in found}))
-    assert 2 == tally.round_trips
-    assert [*["PTTL", "GETRANGE"] * 11, "GET", "PTTL", "EVALSHA", "EVALSHA"] == tally.commands
+    assert 2 == proxy.round_trips
+    assert [*["PTTL", "GETRANGE"] * 11, "GET", "PTTL", "EVALSHA", "EVALSHA"] == proxy.commands
 
 
-async def test_unwanted_value_is_not_read_again(store: RedisStore, tally: HitCounter, keys: list[str]) -> None:
+async def test_unwanted_value_is_not_read_again(store: RedisStore, proxy: CountingProxy, keys: list[str]) -> None:
     """A plain read does not pass off as a hit what the flight has seen and cannot use, nor a value to be replaced."""
     token = new_token()
     await put(store, keys[0], seal("menu-7", b"soup", token))
     await put(store, keys[2], seal("menu-7", b"salad", new_token()))
-    await expect_hits(store, tally, keys[0])
+    await expect_hits(store, proxy, keys[0])
 
     seen, replaced, other = await together(
         acquire(store, keys[0], reject=b"=" + token.encode()),
@@ -147,12 +147,12 @@ async def test_unwanted_value_is_not_read_again(store: RedisStore, tally: HitCou
 
 @pytest.mark.parametrize("state", ["absent", "old"])
 async def test_mark_that_is_read_lasts(  # noqa: PLR0917
-    state: str, store: RedisStore, tally: HitCounter, keys: list[str], tag: str, admin: Redis
+    state: str, store: RedisStore, proxy: CountingProxy, keys: list[str], tag: str, admin: Redis
 ) -> None:
     """A mark that is not there, or not for long any more, is made or prolonged before anybody goes by it."""
     if state == "old":
         await admin.set(tag, "m" * 11, px=20_000)
-    await expect_hits(store, tally, keys[0])
+    await expect_hits(store, proxy, keys[0])
 
     found = await together(*(acquire(store, key, tag) for key in keys[:5]))
 
@@ -162,20 +162,20 @@ async def test_mark_that_is_read_lasts(  # noqa: PLR0917
 
 
 async def test_number_of_questions_in_a_request_is_bounded(
-    store: RedisStore, tally: HitCounter, keys: list[str]
+    store: RedisStore, proxy: CountingProxy, keys: list[str]
 ) -> None:
     """Of 150 questions no more than 128 travel together."""
     found = await together(*(find(store, key) for key in keys[:150]))
 
     assert [key.encode() for key in keys[:150]] == [stored.envelope for stored in found if stored is not None]
-    assert (2, 150) == (tally.round_trips, len(tally.commands))
+    assert (2, 150) == (proxy.round_trips, len(proxy.commands))
 
 
-async def test_bytes_of_a_request_are_bounded(store: RedisStore, tally: HitCounter, keys: list[str]) -> None:
+async def test_bytes_of_a_request_are_bounded(store: RedisStore, proxy: CountingProxy, keys: list[str]) -> None:
     """Of six fills of 60 KB, two travel together; a larger one travels by itself, and arrives."""
     token = new_token()
     await together(*(store.acquire(AcquireRequest(key, (), 60, 60, token=token, reject=b"*")) for key in keys[:7]))
-    tally.restart()
+    proxy.restart()
 
     sizes = [60_000] * 6 + [500_000]
     stored = await together(
@@ -186,7 +186,7 @@ async def test_bytes_of_a_request_are_bounded(store: RedisStore, tally: HitCount
     )
 
     assert [True] * 7 == stored
-    assert 4 == tally.round_trips
+    assert 4 == proxy.round_trips
     found = await find(store, keys[6])
     assert found is not None
     assert 500_000 == len(found.envelope)
@@ -196,30 +196,30 @@ async def test_bytes_of_a_request_are_bounded(store: RedisStore, tally: HitCount
 async def test_long_value_travels_by_itself(
     is_expected: bool,  # noqa: FBT001
     store: RedisStore,
-    tally: HitCounter,
+    proxy: CountingProxy,
     keys: list[str],
     admin: Redis,
 ) -> None:
     """Among others only its beginning is read; alone it is read as a whole, in a round trip of its own."""
     await admin.set(f"{keys[3]}:v", LONG)
     if is_expected:
-        await expect_hits(store, tally, keys[0])
+        await expect_hits(store, proxy, keys[0])
 
     found = await together(*(find(store, key) for key in keys[:10]))
 
     assert [LONG] == contents(found[3:4])
     assert [key.encode() for key in keys[:3]] == contents(found[:3])
-    assert 2 == tally.round_trips
-    tally.restart()
+    assert 2 == proxy.round_trips
+    proxy.restart()
     assert [LONG] == contents([await find(store, keys[3])])
-    assert 1 == tally.round_trips
+    assert 1 == proxy.round_trips
 
 
 @pytest.mark.parametrize("is_expected", [False, True])
 async def test_refused_key_is_its_own_trouble(  # noqa: PLR0917
     is_expected: bool,  # noqa: FBT001
     store: RedisStore,
-    tally: HitCounter,
+    proxy: CountingProxy,
     keys: list[str],
     tag: str,
     admin: Redis,
@@ -231,7 +231,7 @@ async def test_refused_key_is_its_own_trouble(  # noqa: PLR0917
     await admin.rpush(f"{keys[3]}:v", "no value")
     await acquire(store, keys[0], tag)  # there is a mark
     if is_expected:
-        await expect_hits(store, tally, keys[0])
+        await expect_hits(store, proxy, keys[0])
 
     found = await asyncio.gather(*(acquire(store, key, tag) for key in keys[:10]), return_exceptions=True)
     refused = found.pop(2)
@@ -260,7 +260,7 @@ async def test_refused_mark_is_told_to_each_who_has_the_tag(
 
 
 async def test_forgotten_scripts_are_taught_to_all_at_once(
-    store: RedisStore, tally: HitCounter, keys: list[str], admin: Redis
+    store: RedisStore, proxy: CountingProxy, keys: list[str], admin: Redis
 ) -> None:
     """When the server has forgotten a script, those who wanted it send its text together."""
     await admin.script_flush()
@@ -268,11 +268,11 @@ async def test_forgotten_scripts_are_taught_to_all_at_once(
     found = await together(*(find(store, key) for key in keys[:20]))
 
     assert [key.encode() for key in keys[:20]] == [stored.envelope for stored in found if stored is not None]
-    assert (2, ["EVALSHA"] * 20 + ["EVAL"] * 20) == (tally.round_trips, tally.commands)
+    assert (2, ["EVALSHA"] * 20 + ["EVAL"] * 20) == (proxy.round_trips, proxy.commands)
 
 
 async def test_glances_travel_together(  # noqa: PLR0917
-    store: RedisStore, tally: HitCounter, keys: list[str], tag: str, admin: Redis, monkeypatch: pytest.MonkeyPatch
+    store: RedisStore, proxy: CountingProxy, keys: list[str], tag: str, admin: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Reads of a replica are one request too, and for a long value one more."""
     topology: Any = store._topology
@@ -286,7 +286,7 @@ async def test_glances_travel_together(  # noqa: PLR0917
     assert [keys[0].encode(), LONG, keys[3].encode()] == envelopes([each for each in found if each is not None])
     assert found[2] is None
     assert [(b"m" * 11,)] * 3 == [each.marks for each in found if each is not None]
-    assert (2, [*["PTTL", "GETRANGE"] * 4, "GET", "PTTL", "GETRANGE", "GET"]) == (tally.round_trips, tally.commands)
+    assert (2, [*["PTTL", "GETRANGE"] * 4, "GET", "PTTL", "GETRANGE", "GET"]) == (proxy.round_trips, proxy.commands)
 
 
 async def test_replica_that_refuses_is_no_answer(

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
-from onlooker import Onlooker
+from observing import ChannelListener
 from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 from stored import bytes_at
@@ -110,10 +110,10 @@ def mark(run: Run, key: str) -> Run:
 
 
 @pytest.fixture
-async def bus(admin: Redis, namespace: str) -> AsyncIterator[Onlooker]:
+async def bus(admin: Redis, namespace: str) -> AsyncIterator[ChannelListener]:
     """Return who hears what the scripts publish."""
-    async with Onlooker(admin, namespace) as onlooker:
-        yield onlooker
+    async with ChannelListener(admin, namespace) as listener:
+        yield listener
 
 
 def envelope_of(token: str, version: int | None = None) -> bytes:
@@ -445,7 +445,7 @@ async def test_mark_of_a_wrong_type_is_an_error(mark: Run, admin: Redis, key: st
 
 @pytest.mark.parametrize("kind", ["none", "text", "list"])
 async def test_invalidate_tag_replaces_the_mark(  # noqa: PLR0917  # fixtures
-    kind: str, run: Run, admin: Redis, key: str, namespace: str, bus: Onlooker
+    kind: str, run: Run, admin: Redis, key: str, namespace: str, bus: ChannelListener
 ) -> None:
     """Whatever was there, the mark is a new one each time, for as long as was asked; all are told."""
     if kind == "text":

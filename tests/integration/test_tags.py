@@ -5,8 +5,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from onlooker import commands_run, load_scripts, until
+from observing import commands_run, load_scripts
 from redis.asyncio import Redis
+from waiting import until
 
 from stampede_guard import ConfigurationError, Guard, InvalidKey, coalesce
 from stampede_guard._l2.tier import key_of

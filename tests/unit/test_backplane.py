@@ -2,7 +2,8 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
-from leasing import LeasingDouble, Server, eventually
+from leasing import LeasingDouble, Server
+from waiting import eventually
 
 from stampede_guard._bus import backplane
 from stampede_guard._bus.backplane import Backplane

@@ -11,8 +11,9 @@ from typing import Any
 import msgspec
 import pytest
 from inside import untyped
-from leasing import LeasingDouble, Server, eventually
+from leasing import LeasingDouble, Server
 from stored import fingerprint_for
+from waiting import eventually
 
 from stampede_guard import Guard, LoadCancelled, RecursiveLoad, Scoreboard, coalesce, coalesce_many
 from stampede_guard._flights.flight import Flight

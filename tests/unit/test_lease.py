@@ -3,7 +3,8 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from leasing import LeasingDouble, Server, eventually
+from leasing import LeasingDouble, Server
+from waiting import eventually
 
 from stampede_guard._l2.lease import Found, Lease
 from stampede_guard._l2.messages import Message, woken

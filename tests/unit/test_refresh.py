@@ -7,7 +7,8 @@ from typing import Any, Unpack
 
 import pytest
 from inside import tier_of, untyped
-from leasing import LeasingDouble, Server, eventually
+from leasing import LeasingDouble, Server
+from waiting import eventually
 
 from stampede_guard import Guard, InvalidationPending, LoadCancelled, RecursiveLoad, coalesce, coalesce_many
 from stampede_guard._bus import backplane

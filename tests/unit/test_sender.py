@@ -4,7 +4,8 @@ from weakref import ref
 
 import pytest
 from inside import untyped
-from leasing import LeasingDouble, Server, eventually
+from leasing import LeasingDouble, Server
+from waiting import eventually
 
 from stampede_guard._l2 import sender as sender_module
 from stampede_guard._l2.sender import Confirmation

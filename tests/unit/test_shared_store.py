@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 import pytest
 from inside import backplane_of, tier_of, untyped
-from leasing import LeasingDouble, Server, eventually
+from leasing import LeasingDouble, Server
+from waiting import eventually
 
 from stampede_guard import (
     ConfigurationError,

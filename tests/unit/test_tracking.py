@@ -3,7 +3,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
-from leasing import LeasingDouble, Server, eventually
+from leasing import LeasingDouble, Server
+from waiting import eventually
 
 from stampede_guard import Guard
 from stampede_guard._bus import backplane as backplane_module

@@ -4,7 +4,8 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from leasing import LeasingDouble, Server, eventually
+from leasing import LeasingDouble, Server
+from waiting import eventually
 
 from stampede_guard._l2 import upkeep
 from stampede_guard._l2.lease import Found, Lease, LeaseLapsed

@@ -3,37 +3,19 @@
 import asyncio
 import re
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager, suppress
-from time import monotonic
 from typing import Any, Self
 from uuid import uuid4
 
-import pytest
 from inside import backplane_of, tier_of
 from redis.asyncio import Redis
+from waiting import until_there
 
-from stampede_guard import Guard, _path
-from stampede_guard._l2.lease import Lease
+from stampede_guard import Guard
 from stampede_guard.stores._redis import scripts
 
 HOST = "127.0.0.1"
-
-
-async def until(is_so: Callable[[], object], what: str, deadline: float = 10.0) -> None:
-    """Poll *is_so* until it holds."""
-    give_up_at = monotonic() + deadline
-    while not is_so():
-        assert monotonic() < give_up_at, f"waited in vain for {what}"
-        await asyncio.sleep(0.005)
-
-
-async def until_there(is_so: Callable[[], Awaitable[object]], what: str, deadline: float = 10.0) -> None:
-    """Poll *is_so*, which asks a server, until it holds."""
-    give_up_at = monotonic() + deadline
-    while not await is_so():
-        assert monotonic() < give_up_at, f"waited in vain for {what}"
-        await asyncio.sleep(0.005)
 
 
 async def until_gone(admin: Redis, *keys: str) -> None:
@@ -43,33 +25,6 @@ async def until_gone(admin: Redis, *keys: str) -> None:
         return not await admin.exists(*keys)
 
     await until_there(are_gone, "keys to be gone")
-
-
-def instance_of(guard: Guard) -> str:
-    """Return the name under which *guard* speaks on the running loop."""
-    return backplane_of(guard)._instance
-
-
-def new_leases(monkeypatch: pytest.MonkeyPatch) -> list[Lease]:
-    """Return the list to which each lease that a guard makes from now on is added."""
-    made: list[Lease] = []
-
-    def lease(*args: Any) -> Lease:
-        made.append(Lease(*args))
-        return made[-1]
-
-    monkeypatch.setattr(_path, "Lease", lease)
-    return made
-
-
-def is_up(guard: Guard) -> bool:
-    """Whether *guard* hears the bus."""
-    return backplane_of(guard)._is_up is True
-
-
-def is_expecting(guard: Guard, op: str) -> bool:
-    """Whether a flight of *guard* waits for another's load of *op*."""
-    return op in backplane_of(guard)._wake_ups
 
 
 async def caught_up(guard: Guard, admin: Redis) -> None:
@@ -82,14 +37,7 @@ async def caught_up(guard: Guard, admin: Redis) -> None:
             await wake_up._event.wait()
 
 
-async def echoed(guard: Guard) -> None:
-    """Let *guard* send itself an echo, and wait until it has heard it, and so all that was said before."""
-    backplane = backplane_of(guard)
-    await backplane._send_echo()
-    await until(lambda: not backplane._echoes, "the echo")
-
-
-class Onlooker:
+class ChannelListener:
     """Hears what is published on a channel, in order and completely."""
 
     def __init__(self, client: Redis, channel: str) -> None:
@@ -127,7 +75,7 @@ class Onlooker:
         return heard
 
 
-class HitCounter:
+class CountingProxy:
     """A proxy that counts what goes through it.
 
     Attributes:
