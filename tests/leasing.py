@@ -7,6 +7,7 @@ from contextvars import Context
 from typing import Any
 
 from stampede_guard._codecs.fingerprint import NO_FINGERPRINT
+from stampede_guard._flights.flight import running_flight
 from stampede_guard.stores import AcquireRequest, AcquireResult, Echo, KeysChanged, Stored, Subscription
 from stampede_guard.stores._envelope import may_have_usable, tokens_of
 from stampede_guard.testing import Gate, ManualClock
@@ -163,9 +164,9 @@ class LeasingDouble:
         return self.replica
 
     def acquire(self, request: AcquireRequest) -> Awaitable[AcquireResult]:
-        caller = asyncio.current_task()
-        is_direct = caller is None or not caller.get_name().startswith("load")
-        if not (self.begins and is_direct) or self.is_closed:
+        flight = running_flight()
+        is_in_its_task = flight is not None and request.key.endswith(f":{flight.op}}}")
+        if is_in_its_task or self.is_closed or not self.begins:
             return self._acquire(request)
         self.looks += 1
         # As a batch of the real one: not by the loop's factory, nor in the context of whoever asks.
