@@ -169,7 +169,7 @@ class LeasingDouble:
         if is_in_its_task or self.is_closed or not self.begins:
             return self._acquire(request)
         self.looks += 1
-        # As a batch of the real one: not by the loop's factory, nor in the context of whoever asks.
+        # As a batch of the real one: not by the loop's factory, nor in the context of the caller.
         task = asyncio.Task(self._acquire(request), name="begun", context=Context())
         self._under_way.add(task)
         task.add_done_callback(self._under_way.discard, context=Context())

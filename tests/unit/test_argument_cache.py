@@ -634,7 +634,7 @@ async def test_all_used_and_yet_one_has_to_go(clock: ManualClock) -> None:
 
 @pytest.mark.parametrize("way", ["invalidate", "clear", "expiry", "eviction"])
 async def test_front_keeps_nothing_that_memory_let_go(guard: Guard, clock: ManualClock, way: str) -> None:
-    """A value that was invalidated, cleared, evicted, or found too old is garbage, whatever the cache knew."""
+    """A value that was invalidated, cleared, evicted, or found too old is garbage, though the cache knew it."""
 
     class Menu:
         pass

@@ -304,7 +304,7 @@ async def test_wake_ups(is_woken: bool, message: Message, ear: Ear) -> None:  # 
 
 @pytest.mark.parametrize("comes_back", [True, False])
 async def test_gap_wakes_everybody(comes_back: bool, ear: Ear) -> None:  # noqa: FBT001
-    """When the bus breaks, and when it is back, whoever waits looks again: the wake-up may have been lost."""
+    """When the bus breaks, and when it is back, waiting flights read again: the wake-up may have been lost."""
     ear.store.deaf = None if comes_back else OSError("down")
 
     assert await woken_by(ear, ear.server.cut)

@@ -38,7 +38,7 @@ async def acquired(store: PlainStoreAdapter, reject: bytes = b"") -> AcquireResu
 
 
 async def test_everybody_may_load_what_is_not_there(store: PlainStoreAdapter) -> None:
-    """Whoever finds nothing owns the load, however many they are."""
+    """Each process that finds nothing owns a load."""
     assert [AcquireResult("own")] * 2 == [await acquired(store) for _ in range(2)]
 
 
@@ -64,7 +64,7 @@ async def test_value_that_is_not_wanted_is_not_read(reject: bytes, store: PlainS
 
 
 async def test_there_is_nothing_to_keep_up(store: PlainStoreAdapter, plain: FaultStore) -> None:
-    """A right that nobody gave does not expire; nobody is told of anything, and no replica is asked."""
+    """A lease that no store granted does not expire; no process is told of anything, and no replica is asked."""
     plain.error = OSError("down")
 
     assert [True] == await store.renew([(KEY, "t" * 22, 2)])
