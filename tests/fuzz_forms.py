@@ -191,7 +191,15 @@ class Story:
             (len(cache), next((at for at, validity in enumerate(validities) if validity is cache.validity), "gone"))
             for cache in self.caches
         ]
-        held = [(self._named(each.value), repr(each.fresh_until), each.used, each.generation) for each in self.held]
+        held = [
+            (
+                self._named(each.value),
+                *(repr(instant) for instant in (each.fresh_until, each.stale_until, each.born_at)),
+                each.used,
+                each.generation,
+            )
+            for each in self.held
+        ]
         callees = [self._named(each._receiver) for each in self.callees]
         trust, hits = (
             [repr(validity.trusted_until) for validity in self.validities],
@@ -229,8 +237,8 @@ class Story:
 
     def _new_held(self) -> Any:
         value = Thing(self, "value") if self.random.random() < 0.7 else self.random.choice((None, 0, "soup"))
-        generation = ("of late",) if self.random.random() < 0.5 else ()
-        return self.form.Slot(value, self._instant(), *generation)
+        rest = ("of late", self.random.choice((None, self._instant())), self._instant())
+        return self.form.Slot(value, self._instant(), *rest[: self.random.randrange(4)])
 
     def _hold(self) -> None:
         """Hold another value in the place of one, which nothing else may keep."""
@@ -250,6 +258,10 @@ class Story:
 
     def _clear(self) -> None:
         self.random.choice(self.held).clear()
+
+    def _soften(self) -> None:
+        held = self.random.choice(self.held)
+        held.fresh_until, held.stale_until = self._instant(), self._instant()
 
     def _pass_time(self) -> None:
         self.now += self.random.choice((0.5, 1.0, 4.0))

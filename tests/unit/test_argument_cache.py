@@ -167,6 +167,28 @@ async def test_never_more_than_there_is_room_for(form: ModuleType, cache: Any, s
     assert [form.MISS] * 3 + ["soup"] == [cache(number) for number in range(4)]
 
 
+def test_held_knows_its_window_and_its_birth(form: ModuleType) -> None:
+    """What is held has no window and no known birth unless they are given, and neither when it is dead."""
+    plain, whole = form.Slot("soup", 5.0), form.Slot("soup", 5.0, None, 9, 1.5)
+
+    seen = [(held.stale_until, held.born_at) for held in (plain, whole)]
+    whole.clear()
+
+    assert [(5.0, float("-inf")), (9.0, 1.5)] == seen
+    assert [float("-inf")] * 3 == [whole.fresh_until, whole.stale_until, whole.born_at]
+
+
+async def test_old_is_no_answer(form: ModuleType, cache: Any, clock: ManualClock) -> None:
+    """What is past its freshness is a miss, although its window is open; and so is what is made old."""
+    cache.note((7,), form.Slot("soup", clock(), None, clock() + 5), cache.validity)
+    softened = form.Slot("salad", clock() + 5, None, clock() + 9)
+    cache.note((8,), softened, cache.validity)
+    before = cache(8)
+    softened.fresh_until = clock()
+
+    assert (form.MISS, "salad", form.MISS) == (cache(7), before, cache(8))
+
+
 def test_held_knows_its_generation(form: ModuleType) -> None:
     """What is held tells whose it is, also when it is dead."""
     generation = object()
@@ -399,6 +421,7 @@ async def test_keywords_are_refused(form: ModuleType, cache: Any, tally: Any) ->
         lambda: form.Validity(time.monotonic),
         lambda: form.ArgumentCache(tally),
         lambda: form.Slot("soup"),
+        lambda: form.Slot("soup", 1.0, None, None, -1.0, 7),
     )
 
     for call in calls:

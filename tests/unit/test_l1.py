@@ -1,4 +1,5 @@
 from collections.abc import Callable
+from math import inf
 
 import pytest
 from inside import untyped
@@ -126,6 +127,103 @@ def test_clear(memory: Memory) -> None:
     memory.clear()
 
     assert 0 == len(memory)
+
+
+# Old values
+
+
+def test_entry_has_a_window(memory: Memory, clock: ManualClock) -> None:
+    """Past its freshness an entry is an old value, up to the end of its window, and then it is gone."""
+    memory.put("a", "soup", 5, stale=3)
+    seen: list[tuple[bool, bool, bool]] = []
+    for step in (0, 4.999, 0.001, 2.999, 0.001):
+        clock.advance(step)
+        seen.append((memory.get("a") is not None, memory.old("a") is not None, "a" in memory))
+
+    fresh, old, gone = (True, False, True), (False, True, True), (False, False, False)
+    assert [fresh, fresh, old, old, gone] == seen
+
+
+def test_old_value_ends_its_room_by_itself(memory: Memory, clock: ManualClock) -> None:
+    """`old` too drops what is past its window, and finds nothing where nothing is."""
+    memory.put("a", "soup", 5, stale=3)
+    clock.advance(8)
+
+    assert [None, None] == [memory.old("a"), memory.old("b")]
+    assert 0 == len(memory)
+
+
+def test_old_value_ends_with_its_generation(memory: Memory, clock: ManualClock) -> None:
+    """What a definition that is over has left is no old value either."""
+    lineage = Lineage()
+    memory.put("a", "soup", 5, (), lineage.generation, stale=3)
+    clock.advance(5)
+    lineage.start_generation()
+
+    assert memory.old("a") is None
+    assert 0 == len(memory)
+
+
+def test_reading_an_old_value_is_a_use(memory: Memory, clock: ManualClock) -> None:
+    """An old value that callers take stays, when another entry has to go."""
+    memory.put("a", "soup", 5, stale=60)
+    clock.advance(5)
+    memory.put("b", "soup", 5)
+    memory.put("c", "soup", 5)
+    memory.old("a")
+    memory.put("d", "soup", 5)
+
+    assert memory.old("a") is not None
+    assert "b" not in memory
+
+
+@pytest.mark.parametrize(("age", "born"), [(0.0, 1_000.0), (2.5, 997.5), (inf, -inf)])
+def test_birth(age: float, born: float, memory: Memory) -> None:
+    """An entry knows when its value came from its load, if that is known."""
+    memory.put("a", "soup", 5, age=age)
+
+    assert born == untyped(memory.get("a")).born_at
+
+
+def test_soften(memory: Memory, clock: ManualClock) -> None:
+    """A softened entry is old at once, for its whole window from then on; doing so again changes nothing."""
+    memory.put("a", "soup", 5, stale=3)
+    clock.advance(1)
+    memory.soften("a")
+    fresh, instants = memory.get("a"), [untyped(memory.old("a")).fresh_until]
+    clock.advance(2.999)
+    memory.soften("a")
+    instants.append(untyped(memory.old("a")).fresh_until)
+    clock.advance(0.001)
+
+    assert (None, [1_001.0, 1_001.0]) == (fresh, instants)
+    assert memory.old("a") is None
+
+
+@pytest.mark.parametrize("window", [0, 3])
+def test_soften_what_cannot_be_used_any_more(window: float, memory: Memory, clock: ManualClock) -> None:
+    """An entry without a window is dropped, and so is one whose window is over; an unknown op is no error."""
+    memory.put("a", "soup", 5, stale=window)
+    clock.advance(8 if window else 1)
+    memory.soften("a")
+    memory.soften("f")
+
+    assert 0 == len(memory)
+
+
+def test_nothing_old_without_trust(memory: Memory, clock: ManualClock) -> None:
+    """While no message would tell of an invalidation, nothing has a window; when trust ends, no old value is left."""
+    memory.trust(clock() + 3)
+    memory.put("a", "soup", 1, stale=60)
+    clock.advance(2)
+    trusted = memory.old("a")
+    clock.advance(1)
+    distrusted = memory.old("a")
+    memory.put("b", "soup", 60, stale=60)
+    clock.advance(1)
+
+    assert trusted is not None
+    assert (None, None, 0) == (distrusted, memory.old("b"), len(memory))
 
 
 # Tags

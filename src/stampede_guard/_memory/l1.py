@@ -133,8 +133,37 @@ class Memory:
         if now < slot.fresh_until and not slot.generation.is_over:
             slot.used = True
             return slot
-        self._entries.discard(op)
+        if now >= slot.stale_until or slot.generation.is_over:
+            self._entries.discard(op)
         return None
+
+    def old(self, op: str) -> Slot | None:
+        """Return the entry of *op* that is past its freshness and within its window, or `None`."""
+        slot = self._entries.slots.get(op)
+        if slot is None:
+            return None
+        now = self._clock()
+        if now >= self._validity.trusted_until:
+            self._lose_trust()
+            return None
+        if now >= slot.stale_until or slot.generation.is_over:
+            self._entries.discard(op)
+            return None
+        if now < slot.fresh_until:
+            return None
+        slot.used = True
+        return slot
+
+    def soften(self, op: str) -> None:
+        """Let the entry of *op* be old from now on, and begin its window; drop it if it has none."""
+        slot = self._entries.slots.get(op)
+        if slot is None:
+            return
+        now, window = self._clock(), slot.stale_until - slot.fresh_until
+        if window <= 0 or now >= slot.stale_until:
+            self._entries.discard(op)
+        elif now < slot.fresh_until:
+            slot.fresh_until, slot.stale_until = now, now + window
 
     def note_in(self, cache: ArgumentCache, args: tuple[Any, ...], slot: Slot) -> None:
         """Let *cache* answer calls with *args*, as long as *slot* is fresh and in this memory.
@@ -149,14 +178,33 @@ class Memory:
         # Without effect if the loop of another thread was faster: then the cache serves that one.
         cache.note(args, slot, self._validity)
 
-    def put(
-        self, op: str, value: object, ttl: float, tags: Sequence[str] = (), generation: Generation = _ENDLESS
+    def put(  # noqa: PLR0917  # what an entry consists of
+        self,
+        op: str,
+        value: object,
+        ttl: float,
+        tags: Sequence[str] = (),
+        generation: Generation = _ENDLESS,
+        stale: float = 0.0,
+        age: float = 0.0,
     ) -> None:
-        """Store *value* for *ttl* seconds, or until its *generation* is over."""
+        """Store *value* in place of what was there.
+
+        Args:
+            op: The op id.
+            value: Any object.
+            ttl: Seconds for which the value is fresh.
+            tags: What else it is invalidated by.
+            generation: That of the function that loaded it; the entry ends with it.
+            stale: Seconds after that in which it may be used as an old value; none without trust.
+            age: Seconds since it came from its load; infinite where that is not known.
+        """
         now = self._clock()
         if now >= self._validity.trusted_until:
             self._lose_trust()
-        self._entries.add(op, Slot(value, now + min(ttl, self._max_ttl), generation), tags)
+        fresh_until = now + min(ttl, self._max_ttl)
+        stale_until = fresh_until + stale if self._max_ttl == inf else fresh_until
+        self._entries.add(op, Slot(value, fresh_until, generation, stale_until, now - age), tags)
 
     def drop(self, op: str) -> None:
         """Drop *op*."""

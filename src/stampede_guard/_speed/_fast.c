@@ -14,7 +14,7 @@
 #include <stddef.h>
 #include <time.h>
 
-#define FORM 6 /* as in pure.py: raise both when what they offer changes */
+#define FORM 7 /* as in pure.py: raise both when what they offer changes */
 
 static PyObject *miss;      /* what an ArgumentCache returns when it has no answer */
 static PyObject *monotonic; /* time.monotonic: the one clock that can be read without a call */
@@ -53,6 +53,8 @@ typedef struct {
     PyObject *value;
     PyObject *generation; /* holds nothing that could lead back here, so it is not visited */
     double fresh_until;
+    double stale_until;
+    double born_at;
     char used;
 } Slot;
 
@@ -77,9 +79,12 @@ static void slot_dealloc(Slot *self) {
 
 static PyObject *slot_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     PyObject *value, *generation = Py_None;
-    double fresh_until;
+    PyObject *stale = Py_None;
+    double fresh_until, stale_until, born_at = -Py_HUGE_VAL;
     if (!takes_no_keywords(kwargs, "Slot")) return NULL;
-    if (!PyArg_ParseTuple(args, "Od|O:Slot", &value, &fresh_until, &generation)) return NULL;
+    if (!PyArg_ParseTuple(args, "Od|OOd:Slot", &value, &fresh_until, &generation, &stale, &born_at)) return NULL;
+    stale_until = stale == Py_None ? fresh_until : PyFloat_AsDouble(stale);
+    if (stale_until == -1.0 && PyErr_Occurred()) return NULL;
     Slot *self = PyObject_GC_New(Slot, type);
     if (self == NULL) return NULL;
     Py_INCREF(value);
@@ -87,6 +92,8 @@ static PyObject *slot_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) 
     Py_INCREF(generation);
     self->generation = generation;
     self->fresh_until = fresh_until;
+    self->stale_until = stale_until;
+    self->born_at = born_at;
     self->used = 0;
     if (PyObject_IS_GC(value)) PyObject_GC_Track(self);
     return (PyObject *)self;
@@ -94,7 +101,7 @@ static PyObject *slot_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) 
 
 static PyObject *slot_release(Slot *self, PyObject *Py_UNUSED(ignored)) {
     PyObject *value = self->value;
-    self->fresh_until = -Py_HUGE_VAL;
+    self->fresh_until = self->stale_until = self->born_at = -Py_HUGE_VAL;
     Py_INCREF(Py_None);
     self->value = Py_None;
     Py_XDECREF(value);
@@ -109,7 +116,9 @@ static PyMethodDef slot_methods[] = {
 static PyMemberDef slot_members[] = {
     {"value", T_OBJECT_EX, offsetof(Slot, value), READONLY, NULL},
     {"generation", T_OBJECT_EX, offsetof(Slot, generation), READONLY, NULL},
-    {"fresh_until", T_DOUBLE, offsetof(Slot, fresh_until), READONLY, NULL},
+    {"fresh_until", T_DOUBLE, offsetof(Slot, fresh_until), 0, NULL},
+    {"stale_until", T_DOUBLE, offsetof(Slot, stale_until), 0, NULL},
+    {"born_at", T_DOUBLE, offsetof(Slot, born_at), READONLY, NULL},
     {"used", T_BOOL, offsetof(Slot, used), 0, NULL},
     {NULL},
 };

@@ -10,7 +10,7 @@ __all__ = ("MISS", "ArgumentCache", "FunctionProxy", "HitCounter", "Slot", "Vali
 
 MISS: Any = object()
 
-FORM = 6  # raised here and in `_fast.c` when what they offer changes: an older compiled form is not used then
+FORM = 7  # raised here and in `_fast.c` when what they offer changes: an older compiled form is not used then
 
 _PLAIN = frozenset({int, str, type(None)})  # equal ones of these classes are alike; 1, 1.0 and True are not
 
@@ -31,22 +31,34 @@ class Slot:
         value: Any object.
         fresh_until: Instant of the memory's clock.
         generation: That of the function that loaded the value.
+        stale_until: Instant up to which the value may be used as an old one; `None` for *fresh_until*.
+        born_at: Instant at which the value came from its load; -inf where that is not known.
 
     Attributes:
         used: Whether it was an answer since an eviction last passed it.
     """
 
-    __slots__ = ("fresh_until", "generation", "used", "value")
+    __slots__ = ("born_at", "fresh_until", "generation", "stale_until", "used", "value")
 
-    def __init__(self, value: Any, fresh_until: float, generation: Any = None, /) -> None:
+    def __init__(
+        self,
+        value: Any,
+        fresh_until: float,
+        generation: Any = None,
+        stale_until: float | None = None,
+        born_at: float = -inf,
+        /,
+    ) -> None:
         self.value = value
         self.generation = generation
         self.fresh_until = fresh_until
+        self.stale_until = fresh_until if stale_until is None else stale_until
+        self.born_at = born_at
         self.used = False
 
     def clear(self) -> None:
         """Expire, and release the value: argument caches may keep the slot for a while."""
-        self.fresh_until = -inf  # first: the value's destructor may read the slot
+        self.fresh_until = self.stale_until = self.born_at = -inf  # first: the value's destructor may read the slot
         self.value = None
 
 
