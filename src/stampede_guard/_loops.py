@@ -166,11 +166,17 @@ class LoopState:
         self.memory.distrust()
         _doubt_flights(self.epochs, self.board)
 
-    def joinable(self, op: str, *, is_refresh: bool = False) -> Flight[Any] | None:
-        """Return the flight of *op* that a new call may join; a refresh only one whose loader has not been called."""
+    def joinable(self, op: str, *, is_refresh: bool = False, replaces: bool = False) -> Flight[Any] | None:
+        """Return the flight of *op* that a new call may join; a refresh only one whose loader is still to be called.
+
+        One that *replaces* what is older joins refreshes only; from then on the flight does so too.
+        """
         flight = self.board.flights.get(op)
         if is_refresh:
-            return None if flight is None or not flight.is_refresh or flight.loader_called else flight
+            if flight is None or flight.loader_called or not (flight.is_refresh or (flight.will_load and not replaces)):
+                return None
+            flight.must_load, flight.replaces = True, flight.replaces or replaces
+            return flight
         if flight is None or self.memory.may_join(flight.joinable_until):
             return flight
         self.board.forget(op)

@@ -110,6 +110,7 @@ class DataPath:
         shape: Callable[[list[Any]], T],
         *,
         is_refresh: bool = False,
+        replaces: bool = False,
     ) -> T:
         """Return what *shape* makes of the answers for *ops*, each as `get` or `refresh` would give it.
 
@@ -125,7 +126,7 @@ class DataPath:
                 answers[position] = operation.for_caller(slot.value)
                 continue
             load, tags = make_load(position), partial(build_tags, position)
-            how: Any = {"is_refresh": is_refresh, "on_launch": partial(on_launch, load)}
+            how: Any = {"is_refresh": is_refresh, "replaces": replaces, "on_launch": partial(on_launch, load)}
             flights[position] = self.join_or_launch(state, operation, op, load, (), {}, tags, **how)  # 2
         operation.counters.l1_hits += len(ops) - len(flights)
         if flights:
@@ -133,7 +134,7 @@ class DataPath:
             for position, kept in zip(flights, landed, strict=True):
                 answers[position] = operation.for_caller(kept)
         shaped = shape(answers)
-        if is_refresh:
+        if replaces:
             await _check_replaced({ops[position]: flight for position, flight in flights.items()}, shaped)
         return shaped
 
@@ -143,6 +144,8 @@ class DataPath:
         op: str,
         load: Callable[[], Awaitable[T]],
         build_tags: Callable[[], Sequence[str]] | None = None,
+        *,
+        replaces: bool = True,
     ) -> T:
         """Load now and replace what is cached, with what is read after this call.
 
@@ -150,14 +153,19 @@ class DataPath:
         begun is not joined: refreshes that come meanwhile share the next load, which begins when that one is over.
         When the load fails, what was cached stays. When its value cannot be stored, what was cached is invalidated.
 
+        Unless it *replaces*: then any load that has not begun is shared, the value is stored like that of an ordinary
+        load, other processes are told nothing, and what cannot be stored is the answer all the same.
+
         Raises:
             InvalidationPending: it could not be stored, nor has the store confirmed the invalidation (see
                 `Guard.invalidate`); the error has the `value`.
         """
         state = self._states.running()
-        flight = self.join_or_launch(state, operation, op, load, (), {}, build_tags, is_refresh=True)  # 2
+        how: Any = {"is_refresh": True, "replaces": replaces}
+        flight = self.join_or_launch(state, operation, op, load, (), {}, build_tags, **how)  # 2
         value: T = operation.for_caller(await wait_one(flight, operation.policy.wait_timeout))
-        await _check_replaced({op: flight}, value)
+        if replaces:
+            await _check_replaced({op: flight}, value)
         return value
 
     def join_or_launch(  # noqa: PLR0913, PLR0917  # what a flight has to know
@@ -171,6 +179,7 @@ class DataPath:
         build_tags: Callable[..., Sequence[str]] | None,
         *,
         is_refresh: bool = False,
+        replaces: bool = False,
         on_launch: Callable[[Flight[Any]], None] | None = None,
     ) -> Flight[Any]:
         """Return the flight of *op* that this call waits for; call *on_launch* with it if it is a new one.
@@ -178,7 +187,7 @@ class DataPath:
         Not async: an await between the look-up and the launch would let two callers launch.
         """
         is_shared = self._shares(op)
-        flight = state.joinable(op, is_refresh=is_refresh) if is_shared else None
+        flight = state.joinable(op, is_refresh=is_refresh, replaces=replaces) if is_shared else None
         if flight is not None:
             operation.counters.joins += 1
             return flight
@@ -202,6 +211,7 @@ class DataPath:
             tags=tags,
             is_private=not is_shared,
             is_refresh=is_refresh,
+            replaces=replaces,
             after=before if is_shared else None,
             direct_read=None if lease is None else steps,
         )
@@ -276,6 +286,7 @@ class FlightLoad:
                 value = await self._call_loader(flight)  # 5
                 break
             except LeaseLapsed:
+                flight.will_load = False
                 flight.stop_clock()
         payload = operation.encode(value) if lease is not None or policy.isolate else None
         version = None if policy.version is None else operation.version_of(value)
@@ -338,6 +349,7 @@ class FlightLoad:
         """Run the loader, in a slot if loads are limited, and within its budget."""
         operation, policy = self._operation, self._operation.policy
         flight.start_clock(policy.load_timeout)
+        flight.will_load = True
         limiter = None if operation.is_batched else self._state.limits.of(operation.name, policy.max_loads)
         if limiter is None:
             self._begin_load(flight)
@@ -356,7 +368,7 @@ class FlightLoad:
         operation = self._operation
         if self._lease is not None:
             self._asks_left -= 1
-            if self._asks_left and not flight.is_refresh:
+            if self._asks_left and not (flight.is_refresh or flight.must_load):
                 self._lease.check()
             self._began_at = self._now()
         operation.counters.loads += not operation.is_batched
@@ -369,6 +381,7 @@ class FlightLoad:
         """Store what was loaded, if that can be; return whether L2 knows of nothing later."""
         policy = self._operation.policy
         life = _spread(cast("float", policy.l2_ttl), policy.jitter)
+        lease.replaces = flight.replaces
         is_latest = await lease.fill(payload, life, version, partial(self._may_put, flight), self._operation.name)
         if lease.is_store_unavailable and self._state.backplane is not None:
             self._trusted_ttl = UNTRUSTED_TTL
@@ -398,6 +411,8 @@ class FlightLoad:
         current = here.board.flights.get(op)
         if self._lease is not None and current is not None and not current.is_refresh:  # a refresh does not read L2
             here.board.forget(op)
+        if not flight.replaces:
+            return
         is_told = here.backplane is None or self._operation.is_local
         if self._lease is not None:
             is_told = self._lease.is_final  # the fill has replaced the older value, and said so on the bus

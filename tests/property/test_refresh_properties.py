@@ -92,6 +92,19 @@ class Shop:
             await ticks(5)  # the word is heard
             self.floors = [max(floor, value) for floor in self.floors]
 
+    async def write_and_ask(self, at: int) -> None:
+        """Commit, and ask for what a load reads that begins after that."""
+        self._row += 1
+        self._calls.append(asyncio.create_task(self._ask(at, self._row)))
+
+    async def _ask(self, at: int, row: int) -> None:
+        try:
+            value = await self.guards[at]._path.refresh(self._operations[at], OP, self._load, replaces=False)
+        except LookupError:
+            return
+        if value < row:
+            self.wrong.append(f"{value} was fresh after {row} was written")
+
     async def read(self, at: int) -> None:
         """Call."""
         self._calls.append(asyncio.create_task(self._read(at)))
@@ -141,6 +154,7 @@ class Shop:
 
 ACTS = [
     *[Shop.write_and_refresh] * 3,
+    *[Shop.write_and_ask] * 2,
     *[Shop.read] * 3,
     *[Shop.land] * 4,
     Shop.fail,

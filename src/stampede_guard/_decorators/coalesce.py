@@ -191,6 +191,19 @@ class Coalesced(FunctionProxy, Generic[P, T]):
         load = partial(self.__wrapped__, *args, **kwargs)
         return await self.guard._path.refresh(self._operation, op, load, lambda: tags)
 
+    async def fresh(self, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Return what a load reads that begins after this call: it sees all that was written before.
+
+        Any such load is shared, and stored like the load of a call. Unlike `refresh` it tells other processes nothing,
+        and raises nothing when its value cannot be stored.
+
+        Raises:
+            Exception: as for a call.
+        """
+        op, tags = self.key(*args, **kwargs), self.tags(*args, **kwargs)
+        load = partial(self.__wrapped__, *args, **kwargs)
+        return await self.guard._path.refresh(self._operation, op, load, lambda: tags, replaces=False)
+
     def peek(self, *args: P.args, **kwargs: P.kwargs) -> Entry[T] | None:
         """Return this process's fresh entry, or `None`; loads nothing and waits for nothing."""
         return self.guard._path.peek(self.key(*args, **kwargs), self._operation)

@@ -74,9 +74,17 @@ class CoalescedMany(Generic[K, V]):
             InvalidationPending: as for `Coalesced.refresh`; the error's `value` is a dict.
             Exception: as for a call.
         """
+        return await self._get(ids, is_refresh=True, replaces=True)
+
+    async def fresh(self, ids: Iterable[K]) -> dict[K, V]:
+        """Return what loads read that begin after this call; see `Coalesced.fresh`.
+
+        Raises:
+            Exception: as for a call.
+        """
         return await self._get(ids, is_refresh=True)
 
-    async def _get(self, ids: Iterable[K], *, is_refresh: bool = False) -> dict[K, V]:
+    async def _get(self, ids: Iterable[K], *, is_refresh: bool = False, replaces: bool = False) -> dict[K, V]:
         asked = self._checked(ids)
 
         def found(answers: list[Any]) -> dict[K, V]:
@@ -90,6 +98,7 @@ class CoalescedMany(Generic[K, V]):
             lambda position: self.one.tags(asked[position]),
             found,
             is_refresh=is_refresh,
+            replaces=replaces,
         )
 
     async def bypass(self, ids: Iterable[K]) -> dict[K, V]:

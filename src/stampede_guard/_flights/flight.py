@@ -87,7 +87,8 @@ class Flight(Generic[T]):
     outer: "ref[Flight[Any]] | None"  # the flight whose loader launched this one
     skips_queue: bool  # it holds a slot, or a load that holds one waits for it
     tags: Sequence[str] = ()
-    is_refresh: bool = False
+    is_refresh: bool = False  # what is stored is no answer
+    replaces: bool = False  # nor may it stay, anywhere
     generation: Generation | None = None  # of the function that loads
     joinable_until: float = inf  # instant of its memory's clock
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
@@ -102,6 +103,8 @@ class Flight(Generic[T]):
     _eager: asyncio.Task[Any] | None = None  # the same, while that is being made
     waits_elsewhere: bool = False  # it waits for a load in another process
     queue_slot: asyncio.Future[bool] | None = None  # in a limiter's queue
+    will_load: bool = False  # it has read L2, and found nothing
+    must_load: bool = False  # a caller relies on that
     loader_called: bool = False  # what it reads may be older than a caller that comes now
     awaits: dict[object, Wait] = field(default_factory=dict)  # what calls within its load wait for, by their waiters
     _deadlines: Deadlines | None = None  # while the loader's time runs

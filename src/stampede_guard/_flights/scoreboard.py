@@ -117,6 +117,7 @@ class Scoreboard:
         tags: Sequence[str] = (),
         is_private: bool = False,
         is_refresh: bool = False,
+        replaces: bool = False,
         after: Flight[Any] | None = None,
         direct_read: DirectRead[T] | None = None,
     ) -> Flight[T]:
@@ -132,7 +133,7 @@ class Scoreboard:
             self._check_recursion(op, running)
         counters.executions += 1
         skips_queue = running is not None and running.skips_queue  # even if it was aborted, while it cleans up
-        flight: Flight[T] = Flight(self, op, counters, on_abandon, outer, skips_queue, tags, is_refresh)
+        flight: Flight[T] = Flight(self, op, counters, on_abandon, outer, skips_queue, tags, is_refresh, replaces)
         if after is not None:
             flight.queue_behind(after)
         if not is_private:

@@ -59,7 +59,7 @@ class Lease:
     Attributes:
         is_owned: Whether this flight holds the lease, as far as it knows.
         is_store_unavailable: Whether the store did not answer: other processes may be loading too.
-        is_taken_over: Whether the lease was taken from its holder: this is a refresh.
+        replaces: Whether its fill is to leave nothing older anywhere: this is a refresh.
         is_final: Whether the store certainly has nothing older than what a refresh has loaded.
         left: Seconds until the other flight's lease expires, after `acquire` returned `"wait"`.
         was_undecodable: Whether the stored value could not be decoded.
@@ -69,8 +69,8 @@ class Lease:
     is_final = False
     is_owned = False
     is_store_unavailable = False
-    is_taken_over = False
     left = 0.0
+    replaces = False
     stored_by = b""
     was_undecodable = False
     # A lease is made for each flight, and most find a value: what they do not need stands in the class.
@@ -193,7 +193,7 @@ class Lease:
     async def take_over(self) -> None:
         """Take the lease from its holder, and reject any stored value."""
         self._rejected = b"*"
-        self.is_taken_over = True
+        self.replaces = True
         try:
             await self._settle()
             self._generation = self._tier.store.generation
@@ -375,12 +375,12 @@ class Lease:
         if payload is None or self._is_too_long(payload, name):
             self.is_store_unavailable = self.is_store_unavailable or version is not None
             return not self._is_lost  # the lease is released when the flight ends
-        if not self.is_owned and not (self._is_lost and self.is_taken_over):  # the refusal drops what is older
+        if not self.is_owned and not (self._is_lost and self.replaces):  # the refusal drops what is older
             return not self._is_lost and (version is None or self.is_store_unavailable)
         envelope = seal(
             tier.identity(self._op), payload, self._request.token, version, self._marks, self._request.fingerprint
         )
-        message = tier.invalidation(self._op).message if self.is_taken_over else woken(self._op).pack()
+        message = tier.invalidation(self._op).message if self.replaces else woken(self._op).pack()
         try:
             async with tier.turn(self._key):
                 await tier.carry_out(self._key, self._counters)
@@ -394,7 +394,7 @@ class Lease:
                     life,
                     version,
                     message,
-                    always_publish=self.is_taken_over,
+                    always_publish=self.replaces,
                 )
                 is_stored = await tier.asking.call("write", tier.store.node_of(self._key), ask, self._counters)
         except StoreUnavailable:
@@ -404,7 +404,7 @@ class Lease:
         self._drop()
         self.stored_by = self._token.encode()
         # After a change of servers the fill may be lost while older values are not.
-        if self.is_taken_over and self._generation == tier.store.generation:
+        if self.replaces and self._generation == tier.store.generation:
             self.is_final = True
             tier.pending.confirm(tier.invalidation(self._op))  # as strong as an invalidation
         if tier.store.has_replicas:  # which may lag
