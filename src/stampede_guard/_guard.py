@@ -1,6 +1,5 @@
 """`Guard`: options, life cycle, statistics, and the methods that users call."""
 
-import re
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
@@ -15,8 +14,9 @@ from ._keys.tags import check_tags
 from ._loops import Change, LoopState, LoopStates, make_loop_state, store_maker
 from ._memory.entry import Entry
 from ._memory.epochs import Epochs
+from ._operations.fetches import FetchOperations
 from ._operations.operation import NO_ANNOTATION, Operation
-from ._operations.options import Duration, Options, count, fraction, seconds, shown
+from ._operations.options import Duration, Options, count, fraction, namespace_name, seconds
 from ._operations.policy import Policy
 from ._operations.registry import Registry
 from ._path import DataPath
@@ -26,7 +26,6 @@ from .stores import LeasingStore, Store
 
 T = TypeVar("T")
 
-_FETCHES = 256  # sets of options that `fetch` remembers
 _BUS_TIMEOUT = 1.0  # seconds that opening a guard waits for its bus
 
 
@@ -75,7 +74,7 @@ class Guard:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         rollout = fraction("rollout", rollout)
-        self._namespace = _checked_namespace(namespace)
+        self._namespace = namespace_name(namespace)
         count("maxsize", maxsize)
         count("max_bytes", max_bytes)
         if max_loads is not None:
@@ -90,7 +89,7 @@ class Guard:
         self._path = DataPath(self._states, enabled, rollout)
         self._invalidator = Invalidator(self._states, epochs)
         self._registry = Registry()
-        self._fetches: dict[tuple[Any, ...], Operation] = {}
+        self._fetches = FetchOperations(partial(self._registry.make, has_store=self.has_store))
 
     @property
     def has_store(self) -> bool:
@@ -162,7 +161,7 @@ class Guard:
             message = f"{op}: give fetch a function that starts the load, as in `lambda: load(7)`, not {load!r}"
             raise ConfigurationError(message)
         op = shortened(op)
-        operation = self._fetching(name, options, returns, codec)
+        operation = self._fetches.of(name, options, returns, codec)
         if operation.policy.version is not None:
             self._states.running().check_able(f"{op}: version=", "versions")
         if tags:
@@ -170,25 +169,6 @@ class Guard:
             self._states.running().check_able(f"{op}: tags={tags!r}", "tags")
         written = tuple([self._registry.resolve_tag(tag, {}) for tag in tags])
         return await self._path.get(operation, op, load, (lambda: written) if written else None)
-
-    def _fetching(self, name: str, options: Options, returns: Any, codec: Codec | None) -> Operation:
-        """Return the operation of `fetch` under *name* with these options, remembered from the last time."""
-        known_as: tuple[Any, ...] | None
-        try:
-            known_as = (name, frozenset(options.items()), returns, codec)
-            operation = self._fetches.get(known_as)
-        except TypeError:  # a codec, say, that has no hash
-            known_as = operation = None
-        if operation is None:
-            if not isinstance(name, str) or not name:
-                message = f"name={name!r}: give a string that is not empty"
-                raise ConfigurationError(message)
-            operation = self._add_operation(name, Policy.from_options(options), codec=codec, annotation=lambda: returns)
-            if len(self._fetches) >= _FETCHES:
-                self._fetches.clear()
-            if known_as is not None:
-                self._fetches[known_as] = operation
-        return operation
 
     async def invalidate(self, op: str, /, *, version: int | None = None, wait: bool = True, **values: object) -> None:
         """Forget *op*: in this process at once, before anything is awaited, then in the store and everywhere.
@@ -269,14 +249,7 @@ class Guard:
         Raises:
             ConfigurationError: the policy asks for a store that the guard does not have, or no codec can be found.
         """
-        if policy.l2_ttl is not None and not self.has_store:
-            message = (
-                f"{name}: l2_ttl={policy.l2_ttl:g} needs a guard with a store, as in Guard('redis://localhost:6379')"
-            )
-            raise ConfigurationError(message)
-        operation = Operation(name, policy, self._registry.counters_of(name), **options)
-        operation.check_codec(is_final=False)
-        return operation
+        return self._registry.make(name, policy, has_store=self.has_store, **options)
 
     def _register(self, owner: object, spec: KeySpec, operation: Operation) -> None:
         """Note that *owner*'s ops belong to *operation*, or raise `InvalidKey` if another function may have them."""
@@ -297,21 +270,13 @@ class Guard:
         if state.depth == 1 and state.tier is not None:
             try:
                 await state.tier.open()
-                self._check_capabilities(state)
+                state.check_all(self._registry.operations())
                 if state.backplane is not None:
                     await state.backplane.open(_BUS_TIMEOUT)
             except BaseException:  # cancelled: `__aexit__` will not run if `__aenter__` failed
                 await self._leave(state)
                 raise
         return self
-
-    def _check_capabilities(self, state: LoopState) -> None:
-        """Check that the store can do what the operations ask for."""
-        for operation in self._registry.operations():
-            if operation.tags:
-                state.check_able(operation.name, "tags")
-            if operation.policy.version is not None:
-                state.check_able(operation.name, "versions")
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -339,10 +304,3 @@ class Guard:
     def __repr__(self) -> str:
         store = "with a store" if self.has_store else "in memory"
         return f"<Guard {self._namespace} {store}{'' if self.enabled else ', disabled'}: {self.stats()!r}>"
-
-
-def _checked_namespace(namespace: str) -> str:
-    if not isinstance(namespace, str) or not re.fullmatch(r"[!-9;-z|~]{1,100}", namespace):
-        message = f"namespace={shown(namespace)}: give 1 to 100 printable characters without spaces, colons and braces"
-        raise ConfigurationError(message)
-    return namespace

@@ -7,7 +7,7 @@ the loop, and dies with it.
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextvars import Context
 from functools import partial
 from itertools import count
@@ -23,6 +23,7 @@ from ._l2.sender import Confirmation
 from ._l2.tier import Tier
 from ._memory.epochs import Epochs
 from ._memory.l1 import Memory
+from ._operations.operation import Operation
 from ._tokens import new_token
 from .errors import ConfigurationError, GuardClosed
 from .stores import KeysChanged, LeasingStore, Store
@@ -198,6 +199,18 @@ class LoopState:
         if self.tier is not None and capability not in self.tier.capabilities:
             message = f"{what}: {capability} need a Redis store; this guard's {self.tier.store.name} has none"
             raise ConfigurationError(message)
+
+    def check_all(self, operations: Iterable[Operation]) -> None:
+        """Check that the store can do what *operations* ask for.
+
+        Raises:
+            ConfigurationError: it cannot.
+        """
+        for operation in operations:
+            if operation.tags:
+                self.check_able(operation.name, "tags")
+            if operation.policy.version is not None:
+                self.check_able(operation.name, "versions")
 
     async def aclose(self) -> None:
         """Cancel the flights, and close the connections."""

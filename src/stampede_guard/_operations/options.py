@@ -84,6 +84,18 @@ def choice(name: str, value: object, choices: tuple[str, ...]) -> None:
         raise ConfigurationError(message)
 
 
+def namespace_name(namespace: str) -> str:
+    """Return *namespace* if it can stand in keys and in names of channels.
+
+    Raises:
+        ConfigurationError: it cannot.
+    """
+    if not isinstance(namespace, str) or not re.fullmatch(r"[!-9;-z|~]{1,100}", namespace):
+        message = f"namespace={shown(namespace)}: give 1 to 100 printable characters without spaces, colons and braces"
+        raise ConfigurationError(message)
+    return namespace
+
+
 def flag(name: str, value: object) -> None:
     """Check that *value* is `True` or `False`.
 

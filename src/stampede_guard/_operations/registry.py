@@ -17,8 +17,9 @@ from .._keys.tags import placeholder_in, resolve_tag
 from .._keys.template import Shape, Template, matches, resembles
 from .._memory.epochs import Lineage
 from .._stats import Counters
-from ..errors import InvalidKey
+from ..errors import ConfigurationError, InvalidKey
 from .operation import Operation
+from .policy import Policy
 
 _MAX_NAMES = 4096  # with counters of their own
 _OTHERS = "others"
@@ -113,6 +114,21 @@ class Registry:
                 name = _OTHERS
             known = self.counters.setdefault(name, Counters())
         return known
+
+    def make(self, name: str, policy: Policy, *, has_store: bool, **options: Any) -> Operation:
+        """Return a new operation, which counts under *name*; options are those of `Operation`.
+
+        Raises:
+            ConfigurationError: the policy asks for a store that the guard does not have, or no codec can be found.
+        """
+        if policy.l2_ttl is not None and not has_store:
+            message = (
+                f"{name}: l2_ttl={policy.l2_ttl:g} needs a guard with a store, as in Guard('redis://localhost:6379')"
+            )
+            raise ConfigurationError(message)
+        operation = Operation(name, policy, self.counters_of(name), **options)
+        operation.check_codec(is_final=False)
+        return operation
 
     def operations(self) -> Iterator[Operation]:
         """Yield the operations of all functions that exist."""

@@ -1,0 +1,50 @@
+"""The operations of `Guard.fetch`: one for each name and set of options."""
+
+from collections.abc import Callable
+from typing import Any
+
+from .._codecs.codec import Codec
+from ..errors import ConfigurationError
+from .operation import Operation
+from .options import Options
+from .policy import Policy
+
+_MOST = 256  # sets of options that are remembered
+
+
+class FetchOperations:
+    """The operations that calls of `fetch` have made, remembered by what they were called with.
+
+    Args:
+        add: Makes an operation of the guard, of a name, a policy and a codec or an annotation.
+    """
+
+    def __init__(self, add: Callable[..., Operation]) -> None:
+        self._add = add
+        self._known: dict[tuple[Any, ...], Operation] = {}
+
+    def of(self, name: str, options: Options, returns: Any, codec: Codec | None) -> Operation:
+        """Return the operation of calls under *name* with these options, remembered from the last time.
+
+        Raises:
+            ConfigurationError: *name* is no name, or an option breaks its rule.
+        """
+        known_as: tuple[Any, ...] | None
+        try:
+            known_as = (name, frozenset(options.items()), returns, codec)
+            operation = self._known.get(known_as)
+        except TypeError:  # a codec, say, that has no hash
+            known_as = operation = None
+        if operation is None:
+            if not isinstance(name, str) or not name:
+                message = f"name={name!r}: give a string that is not empty"
+                raise ConfigurationError(message)
+            operation = self._add(name, Policy.from_options(options), codec=codec, annotation=lambda: returns)
+            if len(self._known) >= _MOST:
+                self._known.clear()
+            if known_as is not None:
+                self._known[known_as] = operation
+        return operation
+
+    def __len__(self) -> int:
+        return len(self._known)
