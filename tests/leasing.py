@@ -4,13 +4,70 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
 from contextlib import asynccontextmanager
 from contextvars import Context
-from typing import Any
+from typing import Any, NamedTuple
 
 from stampede_guard._codecs.fingerprint import NO_FINGERPRINT
 from stampede_guard._flights.flight import running_flight
-from stampede_guard.stores import AcquireRequest, AcquireResult, Echo, KeysChanged, Stored, Subscription
-from stampede_guard.stores._envelope import may_have_usable, tokens_of
+from stampede_guard.stores import (
+    AcquireRequest,
+    AcquireResult,
+    Echo,
+    KeysChanged,
+    LoadFailure,
+    Release,
+    Stored,
+    Subscription,
+)
+from stampede_guard.stores._envelope import _ENTRY as ENTRY
+from stampede_guard.stores._envelope import COUNT_AT, _bodies, _entries, entry_of, freshness_of, tokens_of
 from stampede_guard.testing import Gate, ManualClock
+
+REMEMBERED = 60.0  # seconds for which failures are counted on after a pause
+
+
+class _Part(NamedTuple):
+    """The value of one release in an envelope.
+
+    Attributes:
+        left: Seconds.
+        stale, life: As in its entry.
+        rest: Of its entry, behind these.
+    """
+
+    fingerprint: bytes
+    left: float
+    stale: float
+    life: float
+    rest: tuple[Any, ...]
+    body: bytes
+
+    def soften(self) -> "_Part":
+        """Return it with no more left than its window."""
+        over = max(self.left - self.stale, 0.0)
+        return self._replace(left=self.left - over, life=max(self.life - over, 0.0))
+
+
+def _parts_of(envelope: bytes, left: float) -> list[_Part]:
+    """Return the values in an envelope that has so many seconds *left*, those that are not over."""
+    parts = []
+    for at in _entries(envelope) if entry_of(envelope, b"") > 0 else ():
+        fingerprint, lag, stale, life, *rest = ENTRY.unpack_from(envelope, at)
+        begins, _ = _bodies(envelope, at)
+        body = envelope[begins : begins + rest[-1]]
+        parts.append(_Part(fingerprint, left - lag / 1000, stale / 1000, life / 1000, tuple(rest), body))
+    return [part for part in parts if part.left > 0]
+
+
+def _joined(head: bytes, parts: Sequence[_Part]) -> tuple[bytes, float]:
+    """Return the envelope of *parts*, and the seconds that it lives."""
+    longest = max(part.left for part in parts)
+    entries = [
+        ENTRY.pack(
+            each.fingerprint, *(round(1000 * life) for life in (longest - each.left, each.stale, each.life)), *each.rest
+        )
+        for each in parts
+    ]
+    return b"".join((head[:COUNT_AT], bytes([len(parts)]), *entries, *(each.body for each in parts))), longest
 
 
 class _Inbox:
@@ -31,7 +88,8 @@ class Server:
 
     Attributes:
         values: Envelopes and the instants at which they expire.
-        leases: Tokens, whether somebody waits, and the instants at which they expire.
+        leases: Tokens, whether somebody waits, and the instants at which they expire; or `!`, or back-off markers.
+        failures: How many loads failed before those of the present leases.
         is_mute: Whether what is published reaches nobody.
     """
 
@@ -41,6 +99,7 @@ class Server:
         self.versions: dict[str, int | None] = {}
         self.lowest: dict[str, int] = {}
         self.leases: dict[str, tuple[str, bool, float]] = {}
+        self.failures: dict[str, int] = {}
         self.marks: dict[str, bytes] = {}
         self.inboxes: list[_Inbox] = []
         self.published: list[bytes] = []
@@ -156,7 +215,7 @@ class LeasingDouble:
         await self._ask("open")
 
     async def read_replica(
-        self, key: str, tags: Sequence[str], fingerprint: bytes = NO_FINGERPRINT
+        self, key: str, tags: Sequence[str], fingerprint: bytes = NO_FINGERPRINT, margin: float = 0.0
     ) -> AcquireResult | None:
         self.asked.append("read_replica")
         if isinstance(self.replica, Exception):
@@ -180,21 +239,36 @@ class LeasingDouble:
         return await answered
 
     async def _acquire(self, request: AcquireRequest) -> AcquireResult:
-        key, token, reject, fingerprint = request.key, request.token, request.reject, request.fingerprint
+        key, token, reject = request.key, request.token, request.reject
         await self._ask("acquire")
         server, now = self.server, self.server.clock()
         marks = tuple(server.marks.setdefault(tag, b"mark-%06d" % len(server.marks)) for tag in request.tags)
-        envelope, until = server.values.get(key, (b"", 0.0))
-        if reject != b"*" and now < until and may_have_usable(envelope, -1, fingerprint, reject):
-            return AcquireResult("hit", Stored(envelope, until - now), marks=marks)
+        stored, freshness = self._find(request)
+        if freshness == "fresh" and reject != b"*":
+            return AcquireResult("hit", stored, marks=marks)
+        old: dict[str, Any] = {"stored": stored, "marks": marks}
         held = server.lease_of(key)
-        if held is not None and reject != b"*" and held[0] == "!":
-            return AcquireResult("alone", left=held[2] - now, marks=marks)
-        if held is not None and reject != b"*" and held[0] not in (token, request.previous_token):
+        failures = 0 if held is None else server.failures.get(key, 0)
+        if held is not None and held[0].startswith("?"):
+            pause, failures = held[2] - REMEMBERED - now, int(held[0][1])
+            if reject != b"*" and pause > 0:
+                return AcquireResult("backoff", left=pause, failure=held[0][2:], **old)
+        elif held is not None and reject != b"*" and held[0] == "!":
+            return AcquireResult("alone", left=held[2] - now, **old)
+        elif held is not None and reject != b"*" and held[0] not in (token, request.previous_token):
             server.leases[key] = held[0], True, held[2]
-            return AcquireResult("wait", left=held[2] - now, marks=marks)
+            return AcquireResult("wait", left=held[2] - now, **old)
         server.leases[key] = token, held is not None and held[1], now + request.lease
-        return AcquireResult("own", marks=marks)
+        server.failures[key] = failures
+        return AcquireResult("own", **old)
+
+    def _find(self, request: AcquireRequest) -> tuple[Stored | None, str]:
+        """Return the value that *request* can use, fresh or old, and which of these it is."""
+        envelope, until = self.server.values.get(request.key, (b"", 0.0))
+        left = until - self.server.clock()
+        lives = 1000 * request.window, 1000 * request.margin
+        freshness = freshness_of(envelope, max(1000 * left, 0), request.fingerprint, request.reject, *lives)
+        return (Stored(envelope, left) if freshness and left > 0 else None), freshness if left > 0 else ""
 
     async def fill(  # noqa: PLR0917  # as the protocol has it
         self,
@@ -226,6 +300,11 @@ class LeasingDouble:
                 server.lowest[key] = lowest
             self._leave_word(key, is_awaited=held[1])
             return False
+        there, until = server.values.get(key, (b"", 0.0))
+        mine = _parts_of(envelope, ttl)
+        others = [part for part in _parts_of(there, until - server.clock()) if part[:1] != mine[0][:1]] if mine else []
+        if others and not always_publish:
+            envelope, ttl = _joined(envelope, (*mine, *others[:3]))
         server.values[key] = envelope, server.clock() + ttl
         server.versions[key] = version
         return True
@@ -245,28 +324,42 @@ class LeasingDouble:
         self.server.leases[key] = token, held[1], self.server.clock() + lease
         return True
 
-    async def release(self, leases: Sequence[tuple[str, str, bytes, bool]]) -> list[bool]:
+    async def release(self, leases: Sequence[Release]) -> list[bool]:
         await self._ask("release" if len(leases) == 1 else f"release {len(leases)}")
-        return [self._release(*right) for right in leases]
+        return [self._release(each) for each in leases]
 
-    def _release(self, key: str, token: str, message: bytes, is_unstored: bool) -> bool:  # noqa: FBT001
-        held = self.server.lease_of(key)
-        if held is None or held[0] != token:
+    def _release(self, release: Release) -> bool:
+        key, failure, held = release.key, release.failure, self.server.lease_of(release.key)
+        if held is None or held[0] != release.token:
             return False
         del self.server.leases[key]
-        self._leave_word(key, is_awaited=held[1] and is_unstored)
+        self._leave_word(key, is_awaited=held[1] and release.is_unstored)
+        if failure is not None:
+            self._leave_marker(key, failure)
         if held[1]:
-            self.server.publish(message)
+            self.server.publish(release.message)
         return True
+
+    def _leave_marker(self, key: str, failure: LoadFailure) -> None:
+        """Let flights that ask during the pause know of *failure*."""
+        failures = self.server.failures.get(key, 0)
+        pause = min(failure.first_pause * 2**failures, failure.longest_pause)
+        marker = f"?{min(failures + 1, 9)}{failure.text}"
+        self.server.leases[key] = marker, False, self.server.clock() + pause + REMEMBERED
 
     def _leave_word(self, key: str, *, is_awaited: bool) -> None:
         """Let flights that ask within the next second load alone, if others wait for what was not stored."""
         if is_awaited:
             self.server.leases[key] = "!", False, self.server.clock() + 1.0
 
-    async def invalidate(self, key: str, version: int | None, message: bytes) -> None:
-        await self._ask("invalidate")
-        self.server.values.pop(key, None)
+    async def invalidate(self, key: str, version: int | None, message: bytes, *, is_soft: bool = False) -> None:
+        await self._ask("soft invalidate" if is_soft else "invalidate")
+        envelope, until = self.server.values.pop(key, (b"", 0.0))
+        now = self.server.clock()
+        parts = [part.soften() for part in _parts_of(envelope, until - now) if part.stale > 0] if is_soft else []
+        if parts:
+            envelope, left = _joined(envelope, parts)
+            self.server.values[key] = envelope, now + left
         self.server.leases.pop(key, None)
         if version is not None:
             self.server.lowest[key] = max(version, self.server.lowest.get(key, 0))

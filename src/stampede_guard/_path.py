@@ -326,7 +326,7 @@ class FlightLoad:
 
     async def _wait_for_other_process(
         self, flight: Flight[Any], lease: Lease, backplane: Backplane
-    ) -> Found | Literal["own", "wait", "alone", "unavailable"]:
+    ) -> Found | Literal["own", "wait", "alone", "backoff", "unavailable"]:
         """Wait until the value is there, or nothing to wait for; for no longer than a load may take."""
         operation = self._operation
         loop = asyncio.get_running_loop()

@@ -7,8 +7,9 @@ import pytest
 from leasing import LeasingDouble, Server
 from redis.asyncio import Redis
 
-from stampede_guard.stores import AcquireRequest, AcquireResult, Echo, LeasingStore, Subscription
-from stampede_guard.stores._envelope import seal
+from stampede_guard._codecs.fingerprint import NO_FINGERPRINT
+from stampede_guard.stores import AcquireRequest, AcquireResult, Echo, LeasingStore, LoadFailure, Release, Subscription
+from stampede_guard.stores._envelope import seal, unseal
 from stampede_guard.stores.redis import RedisStore
 from stampede_guard.testing import ManualClock
 
@@ -23,12 +24,14 @@ class Rig(NamedTuple):
 
     Attributes:
         expire_lease: Ends the op's lease, as its expiry would.
+        end_pause: Lets the pause after a failure be over for a second.
     """
 
     store: LeasingStore
     subscription: Subscription
     key: str
     expire_lease: Callable[[], Awaitable[Any]]
+    end_pause: Callable[[], Awaitable[Any]]
 
     async def acquire(self, token: str, lease: float = 60, *, tags: tuple[str, ...] = (), **options: Any) -> str:
         """Ask for the value or the lease; return what came of it."""
@@ -47,6 +50,23 @@ class Rig(NamedTuple):
         envelope = seal("menu-7", b"soup", token, version)
         return await self.store.fill(self.key, token, envelope, ttl, version, b"filled", always_publish=always_publish)
 
+    async def put(
+        self, token: str, left: float, window: float = 0, life: float = 100, fingerprint: bytes = NO_FINGERPRINT
+    ) -> bytes:
+        """Store a value that has so many seconds *left*, and is stale in the last *window* of them."""
+        await self.acquire(token, reject=b"*")
+        envelope = seal("menu-7", b"soup", token, None, (), fingerprint, life=life, stale=window)
+        assert await self.store.fill(self.key, token, envelope, left, None, b"filled", always_publish=False)
+        return envelope
+
+    async def fail(self, token: str, failure: LoadFailure) -> float:
+        """Let the load of *token* fail; return the seconds for which others have to pause, if they have to."""
+        (is_released,) = await self.store.release([Release(self.key, token, b"released", failure=failure)])
+        assert is_released is True
+        answer = await self.answer(OTHERS, margin=LATEST)
+        assert (answer.kind, answer.failure) == ("backoff", failure.text)
+        return answer.left
+
     async def ttl(self) -> float:
         """Return the seconds that the value has left, if there is one with the envelope that `fill` has made."""
         kind, stored, *_ = await self.answer(OTHERS)
@@ -64,13 +84,13 @@ class Rig(NamedTuple):
 
     async def release(self, token: str, *, is_unstored: bool = False) -> bool:
         """End the lease, if *token* holds it."""
-        (is_released,) = await self.store.release([(self.key, token, b"released", is_unstored)])
+        (is_released,) = await self.store.release([Release(self.key, token, b"released", is_unstored)])
         assert isinstance(is_released, bool)
         return is_released
 
-    async def invalidate(self, version: int | None = None) -> None:
+    async def invalidate(self, version: int | None = None, *, is_soft: bool = False) -> None:
         """Invalidate the op."""
-        await self.store.invalidate(self.key, version, b"invalidated")
+        await self.store.invalidate(self.key, version, b"invalidated", is_soft=is_soft)
 
     async def stored_by(self) -> tuple[str, ...]:
         """Return the tokens of the flights whose values are stored."""
@@ -93,11 +113,17 @@ async def rig(request: pytest.FixtureRequest, redis_url: str, admin: Redis, name
     async def pop_lease() -> None:
         server.leases.pop(key, None)
 
+    async def end_pause() -> None:
+        marker, is_awaited, _ = server.leases[key]
+        server.leases[key] = marker, is_awaited, server.clock() + 59
+
     is_redis = request.param == "redis"
     store: LeasingStore = RedisStore(redis_url, deadline=5, connect_timeout=5) if is_redis else LeasingDouble(server)
     store.channel = f"sg1:{namespace}:bus"
     async with store.listen() as subscription:
-        yield Rig(store, subscription, key, (lambda: admin.delete(f"{key}:l")) if is_redis else pop_lease)
+        expire_lease = (lambda: admin.delete(f"{key}:l")) if is_redis else pop_lease
+        end = (lambda: admin.pexpire(f"{key}:l", 59_000)) if is_redis else end_pause
+        yield Rig(store, subscription, key, expire_lease, end)
     await store.aclose()
 
 
@@ -399,6 +425,248 @@ async def test_change_ends_the_second_of_loading_alone(change: str, rig: Rig) ->
         await rig.invalidate()
     assert "own" == await rig.acquire(THEIRS, reject=b"*" if change == "refresh" else b"")
     assert (True, "hit") == (await rig.fill(THEIRS), await rig.acquire(MINE))
+
+
+# Values that are not fresh any more
+
+
+async def be_told(rig: Rig, kind: str) -> None:
+    """Let the next request that finds no fresh value get *kind*."""
+    if kind != "own":
+        await rig.acquire(THEIRS, reject=b"*")
+    if kind == "alone":
+        await rig.acquire(OTHERS, reject=b"=" + MINE.encode())
+        await rig.release(THEIRS, is_unstored=True)
+    if kind == "backoff":
+        await rig.fail(THEIRS, LoadFailure(10, 30, "OSError"))
+
+
+@pytest.mark.parametrize(
+    ("left", "stale", "window", "margin", "expected"),
+    [
+        (60, 0, 0, 0, "fresh"),
+        (60, 10, 0, 0, "fresh"),
+        (5, 10, 10, 0, "old"),
+        (5, 10, 99, 0, "old"),
+        (5, 10, 6, 0, "old"),
+        (5, 10, 4, 0, "too old"),
+        (5, 10, 0, 0, "too old"),
+        (60, 10, 0, 45, "fresh"),
+        (60, 10, 0, 55, "old"),
+        (60, 0, 0, 70, "old"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["own", "wait", "alone", "backoff"])
+async def test_value_is_fresh_or_old_or_too_old(  # noqa: PLR0917  # the parts of a case
+    left: float, stale: float, window: float, margin: float, expected: str, kind: str, rig: Rig
+) -> None:
+    """A fresh value is a hit; an old one comes with the lease, or with its denial; one that is too old is none."""
+    envelope = await rig.put(MINE, left, stale)
+    if expected != "fresh":
+        await be_told(rig, kind)
+
+    answer = await rig.answer(OTHERS, window=window, margin=margin)
+
+    assert answer.kind == ("hit" if expected == "fresh" else kind)
+    assert (answer.stored and answer.stored.envelope) == (None if expected == "too old" else envelope)
+    assert answer.stored is None or left - 2 < (answer.stored.ttl or 0) <= left
+    assert (kind == "own" and expected != "fresh") == await rig.renew(OTHERS)
+
+
+async def test_old_value_that_was_seen(rig: Rig) -> None:
+    """A request that names its flight does not get it again."""
+    await rig.put(THEIRS, 5, 10)
+
+    answer = await rig.answer(MINE, window=10, reject=b"=" + THEIRS.encode())
+
+    assert ("own", None) == (answer.kind, answer.stored)
+
+
+@pytest.mark.parametrize(
+    ("left", "stale", "is_found"), [(60, 0, True), (60, 10, True), (5, 10, True), (3, 10, False), (0, 0, False)]
+)
+async def test_refresh_gets_what_it_is_to_replace(left: float, stale: float, is_found: bool, rig: Rig) -> None:  # noqa: FBT001
+    """Beside the lease it gets the value, fresh or old, unless that is too old."""
+    envelope = await rig.put(THEIRS, left, stale) if left else None
+
+    answer = await rig.answer(MINE, window=6, reject=b"*")
+
+    assert ("own", envelope if is_found else None) == (answer.kind, answer.stored and answer.stored.envelope)
+
+
+A, B, C = (name * 8 for name in (b"a", b"b", b"c"))  # releases
+
+
+async def put_releases(rig: Rig) -> None:
+    """Store the values of three releases: a fresh one, an old one, and one that is never stale."""
+    await rig.put("a" * 22, 60, 50, fingerprint=A)
+    await rig.put("b" * 22, 5, 10, fingerprint=B)
+    await rig.put("c" * 22, 30, 0, fingerprint=C)
+
+
+async def lives(rig: Rig) -> list[tuple[str, int, int] | str]:
+    """Return for each release what it is told, and the seconds that its value has left, and its age, if it gets one."""
+    told: list[tuple[str, int, int] | str] = []
+    for fingerprint in (A, B, C):
+        answer = await rig.answer(MINE, fingerprint=fingerprint, window=99)
+        if answer.stored is None:
+            told.append(answer.kind)
+            continue
+        opened = unseal("menu-7", answer.stored.envelope, fingerprint)
+        assert opened is not None
+        left = (answer.stored.ttl or 0) - opened.lag
+        told.append((answer.kind, round(left), round(opened.life - left + opened.stale)))
+    return told
+
+
+async def test_each_release_has_its_own_window(rig: Rig) -> None:
+    """Of values in one envelope, each is fresh, or old, by its own life."""
+    await put_releases(rig)
+
+    assert [("hit", 60, 90), ("own", 5, 105), ("hit", 30, 70)] == await lives(rig)
+
+
+# Soft invalidation
+
+
+async def test_soft_invalidation_of_several_releases(rig: Rig) -> None:
+    """Each value keeps its age, and has no more left than its window; what has none is gone."""
+    await put_releases(rig)
+    for _ in range(2):
+        await rig.invalidate(is_soft=True)
+
+    assert [("own", 50, 90), ("own", 5, 105), "own"] == await lives(rig)
+    assert {"a" * 22, "b" * 22} == {*await rig.stored_by()}
+
+
+@pytest.mark.parametrize(("left", "stale", "kept"), [(60, 10, 10), (5, 10, 5), (60, 0, 0), (0, 0, 0)])
+async def test_value_is_stale_after_a_soft_invalidation(left: float, stale: float, kept: float, rig: Rig) -> None:
+    """It stays for its window, and no longer than before, however often that is repeated; all of it is published."""
+    if left:
+        await rig.put(THEIRS, left, stale)
+    for _ in range(3):
+        await rig.invalidate(is_soft=True)
+
+    assert [b"invalidated"] * 3 == await rig.published()
+    assert ("own", None) == ((none := await rig.answer(MINE)).kind, none.stored)
+    answer = await rig.answer(MINE, window=10)
+    assert "own" == answer.kind
+    assert kept - 2 < (0 if answer.stored is None else answer.stored.ttl or 0) <= kept
+    assert (True, "hit") == (await rig.fill(MINE), await rig.acquire(THEIRS))
+
+
+@pytest.mark.parametrize("is_refilled", [False, True])
+async def test_i3_fill_after_a_soft_invalidation_is_refused(is_refilled: bool, rig: Rig) -> None:  # noqa: FBT001
+    """A load that began before loses its lease, also when another flight has stored since; the stale value stays."""
+    await rig.put(OTHERS, 60, 10)
+    await rig.acquire(MINE, reject=b"=" + OTHERS.encode())
+    await rig.invalidate(is_soft=True)
+    if is_refilled:
+        assert "own" == await rig.acquire(THEIRS)
+        assert await rig.fill(THEIRS)
+
+    assert not await rig.fill(MINE)
+    assert (THEIRS if is_refilled else OTHERS,) == await rig.stored_by()
+
+
+@pytest.mark.parametrize(("version", "is_stored"), [(6, False), (7, True)])
+async def test_soft_invalidation_with_a_version(version: int, is_stored: bool, rig: Rig) -> None:  # noqa: FBT001
+    """Lower versions are not stored from then on, also in place of the stale value."""
+    await rig.put(THEIRS, 60, 10)
+    await rig.invalidate(7, is_soft=True)
+    await rig.acquire(MINE)
+
+    assert is_stored == await rig.fill(MINE, version)
+    assert (MINE if is_stored else THEIRS,) == await rig.stored_by()
+
+
+# A load that failed
+
+
+FAILURE = LoadFailure(10, 65, "TimeoutError")
+
+
+async def pauses(rig: Rig, number: int, failure: LoadFailure = FAILURE) -> list[int]:
+    """Return the seconds to pause for after each of so many failures."""
+    found = []
+    for _ in range(number):
+        assert "own" == await rig.acquire(MINE)
+        found.append(round(await rig.fail(MINE, failure)))
+        await rig.end_pause()
+    return found
+
+
+async def test_pause_grows_with_each_failure(rig: Rig) -> None:
+    """It doubles, up to the longest; failures are counted on after the pause, but not beyond nine."""
+    assert [10, 20, 40, 65, 65] == await pauses(rig, 5)
+    await rig.invalidate()
+    assert [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 512, 512] == await pauses(rig, 12, LoadFailure(1, 9999, "OSError"))
+
+
+@pytest.mark.parametrize("end", ["fill", "invalidation", "soft invalidation", "expiry"])
+async def test_count_of_failures_ends(end: str, rig: Rig) -> None:
+    """After a value that was stored, an invalidation, or a minute without a load, the first pause is the next."""
+    await pauses(rig, 2)
+    if end == "fill":
+        await rig.acquire(MINE)
+        await rig.fill(MINE)
+        await rig.acquire(MINE, reject=b"*")
+    elif end == "expiry":
+        await rig.expire_lease()
+        await rig.acquire(MINE)
+    else:
+        await rig.invalidate(is_soft=end == "soft invalidation")
+        await rig.acquire(MINE)
+
+    assert 10 == round(await rig.fail(MINE, FAILURE))
+
+
+async def test_failure_is_told_for_the_whole_pause(rig: Rig) -> None:
+    """No request gets the lease, and no token has it; a release or a fill that comes late changes nothing."""
+    await rig.acquire(MINE)
+    left = await rig.fail(MINE, FAILURE)
+
+    assert [False] * 2 == [await rig.release(token) for token in (MINE, THEIRS)]
+    assert [False] * 4 == [await rig.fill(MINE), await rig.fill(THEIRS), await rig.renew(MINE), await rig.renew(THEIRS)]
+    again = [await rig.answer(token) for token in (MINE, THEIRS, MINE)]
+    assert [("backoff", "TimeoutError")] * 3 == [(answer.kind, answer.failure) for answer in again]
+    assert all(left - 2 < answer.left <= left for answer in again)
+
+
+@pytest.mark.parametrize("waiting", [0, 2])
+async def test_failure_wakes_the_flights_that_wait(waiting: int, rig: Rig) -> None:
+    """They learn of it at once; where none waits, nothing is published."""
+    await rig.acquire(MINE)
+    for _ in range(waiting):
+        await rig.acquire(THEIRS)
+
+    await rig.fail(MINE, FAILURE)
+
+    assert [b"released"] * (waiting > 0) == await rig.published()
+
+
+async def test_refresh_ignores_a_pause(rig: Rig) -> None:
+    """It gets the lease, with the number of failures, and its own failure is one more."""
+    await rig.acquire(MINE)
+    await rig.fail(MINE, FAILURE)
+
+    assert "own" == await rig.acquire(THEIRS, reject=b"*")
+    assert "own" == await rig.acquire(MINE, previous_token=THEIRS)
+    assert "wait" == await rig.acquire(OTHERS)
+    assert 20 == round(await rig.fail(MINE, FAILURE))
+
+
+@pytest.mark.parametrize(
+    ("reason", "text"), [("", ""), ("E" * 99, "E" * 64), ("Out of\nsoup\x00é", "Out_of_soup__"), ("w", "w")]
+)
+async def test_text_of_a_failure(reason: str, text: str, rig: Rig) -> None:
+    """What is not safe, or too long, is left out."""
+    await rig.acquire(MINE)
+    failure = LoadFailure(10, 65, reason)
+
+    await rig.fail(MINE, failure)
+
+    assert text == failure.text
 
 
 # Tags

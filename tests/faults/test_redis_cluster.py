@@ -357,10 +357,10 @@ async def test_fill_between_the_parts_of_an_invalidation(
     key, token = f"sg1:{{{namespace}:menu-7}}", new_token()
     invalidate = store._invalidate
 
-    async def key_by_key(keys: tuple[str, ...], version: int | None, message: bytes) -> None:
+    async def key_by_key(keys: tuple[str, ...], version: int | None, message: bytes, *, is_soft: bool) -> None:
         if len(keys) > 1:
             raise Refused("TryAgainError")
-        await invalidate(keys, version, message)
+        await invalidate(keys, version, message, is_soft=is_soft)
         if keys == (f"{key}:{after}",):
             await store.fill(key, token, b"old", 60, None, b"w", always_publish=False)
 

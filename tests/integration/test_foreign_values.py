@@ -19,7 +19,7 @@ FLIGHT = "the-flight-that-stored"  # a token
 MARK = b"mark-of-all"
 SOUP = b"\x81\xa4soup\x01"
 MENU = fingerprint_for(dict[str, int])
-HEADER = 72  # bytes in front of the marks
+HEADER = 88  # bytes in front of the marks
 
 
 def sealed(namespace: str, payload: bytes, op: str = "menu-7") -> bytes:
@@ -35,7 +35,7 @@ FOREIGN: dict[str, Callable[[str], bytes]] = {
     "a part of a header": lambda namespace: sealed(namespace, SOUP)[: HEADER - 1],
     "truncated": lambda namespace: sealed(namespace, SOUP)[:-1],
     "lengthened": lambda namespace: sealed(namespace, SOUP) + b"\x00",
-    "another magic": lambda namespace: b"SGv2" + sealed(namespace, SOUP)[4:],
+    "another magic": lambda namespace: b"SGv3" + sealed(namespace, SOUP)[4:],
     "another op's": lambda namespace: sealed(namespace, SOUP, "menu-8"),
     "another namespace's": lambda _: sealed("other", SOUP),
     "no MessagePack": lambda namespace: sealed(namespace, b"\xc1"),

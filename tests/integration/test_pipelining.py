@@ -12,7 +12,7 @@ from redis.asyncio.connection import Connection
 from stored import find, pool_of, put
 
 from stampede_guard._tokens import new_token
-from stampede_guard.stores import AcquireRequest, AcquireResult, Refused, Stored
+from stampede_guard.stores import AcquireRequest, AcquireResult, Refused, Release, Stored
 from stampede_guard.stores import redis as stores_redis
 from stampede_guard.stores._envelope import seal
 from stampede_guard.stores._redis.node import ConnectionLimits, Node
@@ -103,7 +103,7 @@ async def test_changes_of_one_iteration_are_one_request(
         store.fill(keys[1], new_token(), seal("menu-7", b"soup", token), 60, None, b"w", always_publish=False),
         store.renew([(keys[1], token, 60)]),
         store.renew([(keys[1], new_token(), 60)]),
-        store.release([(keys[2], token, b"w", False)]),
+        store.release([Release(keys[2], token, b"w")]),
         store.invalidate(keys[3], None, b"w"),
         find(store, keys[4]),
     )
@@ -111,6 +111,45 @@ async def test_changes_of_one_iteration_are_one_request(
     assert [True, False, [True], [False], [True], None] == outcomes[:-1]
     assert (1, ["EVALSHA"] * 7) == (proxy.round_trips, proxy.commands)
     assert not await admin.exists(f"{keys[2]}:l", f"{keys[3]}:v")
+
+
+@pytest.mark.parametrize("reject", [b"", b"*"])
+async def test_old_value_that_is_too_long_for_a_batch(
+    reject: bytes, store: RedisStore, proxy: CountingProxy, keys: list[str]
+) -> None:
+    """It is read in a round trip of its own, and the lease is the same flight's."""
+    token, payload = new_token(), bytes(1 << 15)
+    envelope = seal("menu-7", payload, token, stale=60)
+    await store.acquire(AcquireRequest(keys[0], (), 60, 60, token=token, reject=b"*"))
+    await store.fill(keys[0], token, envelope, 60, None, b"w", always_publish=False)
+    proxy.restart()
+    request = AcquireRequest(keys[0], (), 60, 60, reject=reject, window=60)
+
+    async def ask() -> AcquireResult:
+        return await store.acquire(request)
+
+    found, _ = await together(ask(), acquire(store, keys[1]))
+
+    assert ("own", envelope) == (found.kind, found.stored and found.stored.envelope)
+    assert (2, ["EVALSHA"] * 3) == (proxy.round_trips, proxy.commands)
+    assert [True] == await store.renew([(keys[0], request.token, 60)])
+
+
+@pytest.mark.parametrize(("margin", "commands"), [(0, ["PTTL", "GETRANGE"]), (99, ["PTTL", "GETRANGE", "EVALSHA"])])
+async def test_value_with_a_window_is_read_without_scripts(
+    margin: float, commands: list[str], store: RedisStore, proxy: CountingProxy, keys: list[str]
+) -> None:
+    """A plain read is enough for a fresh value; for an old one, the request for the lease follows."""
+    token = new_token()
+    envelope = seal("menu-7", b"soup", token, stale=60)
+    await store.acquire(AcquireRequest(keys[0], (), 60, 60, token=token, reject=b"*"))
+    await store.fill(keys[0], token, envelope, 120, None, b"w", always_publish=False)
+    await expect_hits(store, proxy, keys[1])
+
+    found = await store.acquire(AcquireRequest(keys[0], (), 60, 60, window=60, margin=margin))
+
+    assert ("own" if margin else "hit", envelope) == (found.kind, found.stored and found.stored.envelope)
+    assert commands == proxy.commands
 
 
 async def test_values_that_are_expected_are_read_without_scripts(

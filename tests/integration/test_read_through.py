@@ -1,5 +1,6 @@
 import asyncio
 import re
+import struct
 from collections.abc import Callable
 from functools import partial
 
@@ -164,13 +165,15 @@ async def test_envelope_names_its_op(make_guard: MakeGuard, namespace: str, admi
         await guard.fetch("menu-7", load, l2_ttl=60, returns=bytes, version=lambda _: 258)
     stored = await bytes_at(admin, f"sg1:{{{namespace}:menu-7}}:v")
     mark = await bytes_at(admin, f"sg1:{{{namespace}:}}:t")
-    token = stored[37:59]
+    token = stored[53:75]
 
     assert re.fullmatch(rb"[\w-]{22}", token)
     assert re.fullmatch(rb"[\w-]{11}", mark)
     version, lengths = b"\x00\x00\x00\x00\x00\x00\x01\x02", b"\x01\x00\x00\x00\x0f"
-    head = b"SGv3" + key_digest(f"{namespace}:menu-7") + b"\x01"
-    entry = fingerprint_for(bytes) + bytes(8) + token + version + lengths
+    head = b"SGv4" + key_digest(f"{namespace}:menu-7") + b"\x01"
+    life = struct.unpack_from(">Q", stored, 45)[0]
+    entry = fingerprint_for(bytes) + bytes(16) + stored[45:53] + token + version + lengths
+    assert 54_000 <= life <= 66_000
     assert head + entry + mark + b"soup" == stored
 
 

@@ -38,9 +38,11 @@ def run(admin: Redis) -> Run:
 def acquire(run: Run, key: str) -> Run:
     """Return what runs ACQUIRE for a token."""
 
-    async def acquire(token: str, *, unwanted: str = "", last: int = LAST, fingerprint: bytes = NO_FINGERPRINT) -> Any:
+    async def acquire(
+        token: str, *, unwanted: str = "", last: int = LAST, fingerprint: bytes = NO_FINGERPRINT, window: int = 0
+    ) -> Any:
         keys = [f"{key}:v", f"{key}:l"]
-        return await run(scripts.ACQUIRE, keys, token, 60_000, last, unwanted, "", fingerprint)
+        return await run(scripts.ACQUIRE, keys, token, 60_000, last, unwanted, "", fingerprint, window, 0)
 
     return acquire
 
@@ -58,11 +60,13 @@ def fill(run: Run, key: str, namespace: str) -> Run:
         payload: bytes = b"soup",
         fingerprint: bytes = NO_FINGERPRINT,
         longest: int = LAST,
+        window: int = 0,
     ) -> Any:
         keys = [f"{key}:v", f"{key}:l", f"{key}:g"]
         written = "" if version is None else version
-        envelope = seal("menus:menu-7", payload, token, version, (), fingerprint)
-        args = token, envelope, life, written, 60_000, namespace, "filled", always_publish, longest
+        lives = {"life": life / 1000, "stale": window / 1000}
+        envelope = seal("menus:menu-7", payload, token, version, (), fingerprint, **lives)
+        args = token, envelope, life + window, written, 60_000, namespace, "filled", always_publish, longest
         return await run(scripts.FILL, keys, *args)
 
     return fill
@@ -82,8 +86,8 @@ def renew(run: Run, key: str) -> Run:
 def release(run: Run, key: str, namespace: str) -> Run:
     """Return what runs RELEASE for a token."""
 
-    async def release(token: str) -> Any:
-        return await run(scripts.RELEASE, [f"{key}:l"], token, namespace, "released")
+    async def release(token: str, left: str = "", first: int = 1000, longest: int = 30_000) -> Any:
+        return await run(scripts.RELEASE, [f"{key}:l"], token, namespace, "released", left, first, longest)
 
     return release
 
@@ -92,9 +96,10 @@ def release(run: Run, key: str, namespace: str) -> Run:
 def invalidate(run: Run, key: str, namespace: str) -> Run:
     """Return what runs INVALIDATE."""
 
-    async def invalidate(version: int | None = None, life: int = 60_000) -> Any:
+    async def invalidate(version: int | None = None, life: int = 60_000, *, is_soft: bool = False) -> Any:
         keys = [f"{key}:v", f"{key}:l", f"{key}:g"]
-        return await run(scripts.INVALIDATE, keys, "" if version is None else version, life, namespace, "invalidated")
+        args = "" if version is None else version, life, namespace, "invalidated", int(is_soft)
+        return await run(scripts.INVALIDATE, keys, *args)
 
     return invalidate
 
@@ -118,7 +123,7 @@ async def bus(admin: Redis, namespace: str) -> AsyncIterator[ChannelListener]:
 
 def envelope_of(token: str, version: int | None = None) -> bytes:
     """Return an envelope as a flight stores it."""
-    return seal("menus:menu-7", b"soup", token, version)
+    return seal("menus:menu-7", b"soup", token, version, life=60)
 
 
 @pytest.mark.parametrize("script", [value for value in vars(scripts).values() if isinstance(value, Script)])
@@ -212,9 +217,9 @@ async def test_refresh_with_an_old_version_and_no_value(
     "found",
     [
         b"x",
-        b"SGv3",
-        envelope_of(THEIRS)[:71],
-        b"SGv2" + envelope_of(THEIRS, LATEST)[4:],
+        b"SGv4",
+        envelope_of(THEIRS)[:87],
+        b"SGv3" + envelope_of(THEIRS, LATEST)[4:],
         struct.pack(">40s", b"\xff" * 40),
     ],
 )
@@ -358,7 +363,197 @@ async def test_envelope_that_is_not_whole_is_replaced(
     await admin.set(f"{key}:v", foreign[change], ex=60)
 
     assert await fill(MINE, fingerprint=RELEASES[1]) == b"OK"
-    assert seal("menus:menu-7", b"soup", MINE, fingerprint=RELEASES[1]) == await admin.get(f"{key}:v")
+    assert seal("menus:menu-7", b"soup", MINE, fingerprint=RELEASES[1], life=60) == await admin.get(f"{key}:v")
+
+
+# ── Leases, and what failed loads leave in their place ───────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("there", "is_refresh", "then"),
+    [
+        (None, False, f"{MINE}0"),
+        ("?3OSError", False, f"{MINE}3"),
+        ("?3OSError", True, f"{MINE}3"),
+        ("?9" + "E" * 64, False, f"{MINE}9"),
+        ("!", True, f"{MINE}0"),
+        (MINE, False, f"{MINE}0"),  # of a release that counts no failures
+        (f"{MINE}w", False, f"{MINE}0w"),
+        (f"{MINE}4w", False, f"{MINE}4w"),
+        (THEIRS, True, f"{MINE}0"),
+        (f"{THEIRS}w", True, f"{MINE}0w"),
+        (f"{THEIRS}4w", True, f"{MINE}4w"),
+    ],
+)
+async def test_lease_has_the_number_of_failures(  # noqa: PLR0917  # fixtures
+    there: str | None,
+    is_refresh: bool,  # noqa: FBT001
+    then: str,
+    acquire: Run,
+    admin: Redis,
+    key: str,
+) -> None:
+    """The grant takes it over from a lease, or from a marker whose pause is over, or that never ends."""
+    if there:
+        await admin.set(f"{key}:l", there)
+
+    assert [b"OWN", 0] == await acquire(MINE, unwanted="*" if is_refresh else "")
+    assert then.encode() == await admin.get(f"{key}:l")
+
+
+@pytest.mark.parametrize(
+    ("there", "then"),
+    [
+        (THEIRS, f"{THEIRS}w"),
+        (f"{THEIRS}0", f"{THEIRS}0w"),
+        (f"{THEIRS}0w", f"{THEIRS}0w"),
+        (f"{THEIRS}w", f"{THEIRS}w"),
+    ],
+)
+async def test_waiting_flight_is_noted_once(there: str, then: str, acquire: Run, admin: Redis, key: str) -> None:
+    """The lease says so, also one of a release that counts no failures."""
+    await admin.set(f"{key}:l", there, px=60_000)
+
+    assert [b"WAIT"] * 2 == [(await acquire(MINE))[0] for _ in range(2)]
+    assert then.encode() == await admin.get(f"{key}:l")
+
+
+@pytest.mark.parametrize(
+    ("lease", "first", "longest", "marker", "pause"),
+    [
+        (f"{MINE}0", 1000, 30_000, b"?1OSError", 1000),
+        (f"{MINE}4w", 1055, 30_000, b"?5OSError", 16_880),
+        (f"{MINE}8", 1000, 33_333, b"?9OSError", 33_333),
+        (f"{MINE}9", 1, 30_000, b"?9OSError", 512),
+        (f"{MINE}w", 1000, 30_000, b"?1OSError", 1000),
+    ],
+)
+async def test_marker_outlives_its_pause(  # noqa: PLR0917  # the parts of a case
+    lease: str,
+    first: int,
+    longest: int,
+    marker: bytes,
+    pause: int,
+    acquire: Run,
+    release: Run,
+    admin: Redis,
+    key: str,
+    bus: ChannelListener,
+) -> None:
+    """It lasts for a minute longer, so that the failures are known by then."""
+    await admin.set(f"{key}:l", lease, px=60_000)
+
+    assert (1, 0) == (await release(MINE, "?OSError", first, longest), await release(MINE, "?OSError"))
+    left = await admin.pttl(f"{key}:l")
+    assert pause + 58_000 < left <= pause + 60_000
+    assert marker == await admin.get(f"{key}:l")
+    assert [b"released"] * lease.endswith("w") == await bus.said()
+    await admin.pexpire(f"{key}:l", 70_000)
+    kind, ends, value, _, text = await acquire(THEIRS)
+    assert (b"BACKOFF", b"", b"OSError") == (kind, value, text)
+    assert 8_000 < ends <= 10_000
+    await admin.pexpire(f"{key}:l", 60_000)
+    assert [b"OWN", 0] == await acquire(THEIRS)
+
+
+# ── Values that are not fresh any more ───────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("life", "window", "kind"), [(5000, 5000, b"HIT"), (1, 60_000, b"ALONE"), (1, 5000, None), (0, 0, None)]
+)
+async def test_acquire_without_the_lease_s_key(  # noqa: PLR0917  # fixtures
+    life: int, window: int, kind: bytes | None, run: Run, acquire: Run, fill: Run, admin: Redis, key: str
+) -> None:
+    """Where the lease may be at another node, a value that can be used is read, and an old one gives no right."""
+    if life:
+        await acquire(MINE)
+        await fill(MINE, life=life, window=window)
+        await admin.pexpire(f"{key}:v", min(window + life, 50_000) - (life == 1))
+    args = THEIRS, 60_000, LAST, "", "", NO_FINGERPRINT, 20_000 if window > 5000 else 0, 0
+
+    if kind is None:
+        with pytest.raises(ResponseError, match="without the value"):
+            await run(scripts.ACQUIRE, [f"{key}:v"], *args)
+    else:
+        assert kind == (await run(scripts.ACQUIRE, [f"{key}:v"], *args))[0]
+
+
+async def test_soft_invalidation_rewrites_what_is_left(  # noqa: PLR0917  # fixtures
+    acquire: Run, fill: Run, invalidate: Run, admin: Redis, key: str, bus: ChannelListener
+) -> None:
+    """Fingerprint, token, version and payload stay; what was left of its fresh life is taken from its life."""
+    await acquire(MINE)
+    await fill(MINE, 258, life=60_000, window=30_000, payload=b"soup")
+    await admin.pexpire(f"{key}:v", 80_000)  # ten seconds later
+    for _ in range(2):
+        await invalidate(is_soft=True)
+    opened = unseal("menus:menu-7", await bytes_at(admin, f"{key}:v"))
+
+    assert opened is not None
+    assert (b"soup", (), MINE.encode(), 0, 30) == opened[:5]
+    assert 10 <= opened.life < 12
+    assert 28_000 < await admin.pttl(f"{key}:v") <= 30_000
+    assert [b"invalidated"] * 2 == await bus.said()
+    await acquire(THEIRS)
+    assert b"OLD" == await fill(THEIRS, 257)
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        b"x",
+        b"SGv4",
+        b"SGv4" + bytes(17),
+        b"SGv3" + envelope_of(MINE)[4:],
+        seal("menus:menu-7", b"soup", MINE, stale=9)[:80],
+        seal("menus:menu-7", b"soup", MINE, stale=9).replace(b"\x01", b"\x05", 1) * 9,
+        envelope_of(MINE),
+    ],
+)
+@pytest.mark.parametrize("is_lasting", [False, True])
+async def test_soft_invalidation_of_what_has_no_window(
+    found: bytes,
+    is_lasting: bool,  # noqa: FBT001
+    invalidate: Run,
+    admin: Redis,
+    key: str,
+) -> None:
+    """It is deleted, as is a value that would never expire: that is not one of ours."""
+    await admin.set(f"{key}:v", seal("menus:menu-7", b"soup", MINE, stale=9) if is_lasting else found)
+    if not is_lasting:
+        await admin.pexpire(f"{key}:v", 60_000)
+
+    assert await invalidate(is_soft=True) == 1
+    assert not await admin.exists(f"{key}:v")
+
+
+async def test_soft_invalidation_of_a_wrong_type(invalidate: Run, admin: Redis, key: str) -> None:
+    """A list where the value should be is deleted."""
+    await admin.rpush(f"{key}:v", "x")
+
+    assert await invalidate(is_soft=True) == 1
+    assert not await admin.exists(f"{key}:v")
+
+
+async def test_windows_of_releases_stay_as_they_are(
+    acquire: Run, fill: Run, invalidate: Run, admin: Redis, key: str
+) -> None:
+    """Beside the new value, the others keep window and life; after a soft invalidation those with a window are left."""
+    for release, window in zip(RELEASES[:4], (30_000, 0, 90_000, 10_000), strict=True):
+        await acquire(MINE, fingerprint=release)
+        await fill(MINE, life=60_000, window=window, fingerprint=release)
+
+    async def lives() -> list[tuple[float, float, float] | None]:
+        envelope, left = await bytes_at(admin, f"{key}:v"), await admin.pttl(f"{key}:v") / 1000
+        opened = [unseal("menus:menu-7", envelope, release) for release in RELEASES[:4]]
+        return [each and (round(left - each.lag), each.stale, round(each.life)) for each in opened]
+
+    before = await lives()
+    await invalidate(is_soft=True)
+
+    assert [(90, 30, 60), (60, 0, 60), (150, 90, 60), (70, 10, 60)] == before
+    assert [(30, 30, 0), None, (90, 90, 0), (10, 10, 0)] == await lives()
 
 
 async def test_invalidate_raises_the_lowest_version(invalidate: Run, admin: Redis, key: str) -> None:

@@ -16,17 +16,18 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
+from stampede_guard._codecs.fingerprint import NO_FINGERPRINT
 from stampede_guard._keys.canonical import canonical, text_of
 from stampede_guard._keys.spec import KeySpec, compile_key
 from stampede_guard._keys.template import _SEPARATORS, may_collide
 from stampede_guard._operations.operation import Operation
 from stampede_guard._operations.policy import Policy
 from stampede_guard._stats import Counters
-from stampede_guard.stores._envelope import key_digest, seal, unseal
+from stampede_guard.stores._envelope import freshness_of, key_digest, seal, unseal
 
 # Magic, digest, number of values, fingerprint; number of marks and length. The store's own is between them.
-HEADER = range(29), range(68, 72)  # what `unseal` checks by itself
-MARKS_AT = 67  # the number of marks, which its caller checks with the marks
+HEADER = range(29), range(84, 88)  # what `unseal` checks by itself
+MARKS_AT = 83  # the number of marks, which its caller checks with the marks
 FILL = "f" * 22
 marks = st.binary(min_size=11, max_size=11)
 tenant: ContextVar[str] = ContextVar("tenant")
@@ -284,12 +285,38 @@ def test_shapes_that_meet_have_a_text_in_common(mine: list[str | None], theirs: 
 # ── Envelopes ────────────────────────────────────────────────────────────────────────────────────
 
 
-@given(strings, st.binary(max_size=64), st.none() | st.integers(0, 2**53 - 1), st.lists(marks, max_size=17))
-def test_envelope_round_trip(key: str, payload: bytes, version: int | None, marks: list[bytes]) -> None:
-    """What was sealed for a key comes back for it, with the marks of its tags."""
-    opened = unseal(key, seal(key, payload, FILL, version, marks))
+@given(
+    strings,
+    st.binary(max_size=64),
+    st.none() | st.integers(0, 2**53 - 1),
+    st.lists(marks, max_size=17),
+    st.tuples(st.integers(0, 2**40), st.integers(0, 2**40)),
+)
+def test_envelope_round_trip(
+    key: str, payload: bytes, version: int | None, marks: list[bytes], lives: tuple[int, int]
+) -> None:
+    """What was sealed for a key comes back for it, with the marks of its tags, its window and its life."""
+    stale, life = (each / 1000 for each in lives)
+    opened = unseal(key, seal(key, payload, FILL, version, marks, stale=stale, life=life))
 
-    assert (payload, tuple(marks), FILL.encode(), 0) == opened
+    assert (payload, tuple(marks), FILL.encode(), 0, stale, life) == opened
+
+
+@given(*[st.integers(0, 1000)] * 5)
+def test_freshness_never_returns(ttl: int, stale: int, window: int, margin: int, later: int) -> None:
+    """As time passes a value is fresh, then old, then neither; a smaller window or margin never makes it older."""
+    envelope = seal("menu-7", b"soup", FILL, stale=stale / 1000)
+
+    def freshness(ttl: int, window: int, margin: int) -> int:
+        found = freshness_of(envelope, max(ttl, 0), NO_FINGERPRINT, b"", window, margin)
+        return ("", "old", "fresh").index(found)
+
+    now = freshness(ttl, window, margin)
+    assert freshness(ttl - later, window, margin) <= now
+    assert freshness(ttl, window + later, margin) >= now
+    assert freshness(ttl, window, margin + later) <= now
+    assert (now == 2) == (ttl > stale + margin)
+    assert now or ttl <= max(stale - window, 0)
 
 
 @given(strings, strings, st.binary(max_size=64))

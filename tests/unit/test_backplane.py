@@ -289,6 +289,7 @@ async def woken_by(ear: Ear, say: Callable[[], None]) -> bool:
         (True, woken("menu-7")),
         (False, woken("menu-8")),
         (True, Message("i", THERE, "menu-7")),
+        (True, Message("s", THERE, "menu-7")),
         (False, Message("i", THERE, "menu-8")),
         (True, Message("t", THERE, "soups")),
         (True, Message("c", THERE, "")),

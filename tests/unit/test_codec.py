@@ -17,7 +17,17 @@ from typing_extensions import TypeAliasType
 from stampede_guard import Codec, ConfigurationError
 from stampede_guard._codecs.codec import codec_for
 from stampede_guard._codecs.fingerprint import NO_FINGERPRINT
-from stampede_guard.stores._envelope import key_digest, may_have_usable, seal, token_of, tokens_of, unseal
+from stampede_guard.stores._envelope import (
+    COUNT_AT,
+    freshness_of,
+    key_digest,
+    seal,
+    single_value_head,
+    token_of,
+    tokens_of,
+    unseal,
+    window_of,
+)
 
 T = TypeVar("T")
 RestaurantId = NewType("RestaurantId", int)
@@ -356,11 +366,11 @@ def test_codecs_of_our_own_are_codecs(annotation: Any) -> None:
 FILL = "f" * 22  # the token of the flight that stored it
 
 
-@pytest.mark.parametrize("payload", [b"", b"a", b"SGv3", bytes(1000)])
+@pytest.mark.parametrize("payload", [b"", b"a", b"SGv4", bytes(1000)])
 @pytest.mark.parametrize("marks", [(), (b"m" * 11,), (b"m" * 11, b"n" * 11)])
 def test_envelope(payload: bytes, marks: tuple[bytes, ...]) -> None:
     """What was sealed for a key is unsealed for it, with the marks of its tags."""
-    assert (payload, marks, FILL.encode(), 0) == unseal("menu-7", seal("menu-7", payload, FILL, None, marks))
+    assert (payload, marks, FILL.encode(), 0, 0, 0) == unseal("menu-7", seal("menu-7", payload, FILL, None, marks))
 
 
 def test_envelope_tells_who_stored_it() -> None:
@@ -369,7 +379,7 @@ def test_envelope_tells_who_stored_it() -> None:
 
     assert FILL.encode() == token_of(envelope, NO_FINGERPRINT)
     assert (FILL.encode(),) == tokens_of(envelope)
-    for other in (b"x", b"SGv3"):
+    for other in (b"x", b"SGv4"):
         assert (b"", ()) == (token_of(other, NO_FINGERPRINT), tokens_of(other))
     assert b"" == token_of(envelope, b"another.")
 
@@ -384,11 +394,11 @@ def test_envelope_of_another_key(key: str) -> None:
     "envelope",
     [
         b"",
-        b"SGv3",
+        b"SGv4",
         seal("menu-7", b"payload", FILL)[:-1],
         seal("menu-7", b"payload", FILL) + b"!",
-        seal("menu-7", b"payload", FILL)[:67] + b"\1" + seal("menu-7", b"payload", FILL)[68:],
-        b"SGv1" + seal("menu-7", b"payload", FILL)[4:],
+        seal("menu-7", b"payload", FILL)[:83] + b"\1" + seal("menu-7", b"payload", FILL)[84:],
+        b"SGv3" + seal("menu-7", b"payload", FILL)[4:],
         b"payload that somebody else wrote under our key",
     ],
 )
@@ -399,36 +409,66 @@ def test_broken_envelopes(envelope: bytes) -> None:
 
 def test_envelope_is_pinned() -> None:
     """The wire format stays as it is, from the magic to the payload."""
-    head = b"SGv3" + key_digest("menu-7") + b"\1"
-    entry = b"".join((b"ffffffff", bytes(8), b"f" * 22, bytes(7), b"\3", b"\1", bytes(3), b"\x0d"))
+    head = b"SGv4" + key_digest("menu-7") + b"\1"
+    lives = b"".join((bytes(8), bytes(6), b"\x01\xf4", bytes(6), b"\x03\xe8"))  # lag, stale, life
+    entry = b"".join((b"ffffffff", lives, b"f" * 22, bytes(7), b"\3", b"\1", bytes(3), b"\x0d"))
+    sealed = seal("menu-7", b"hi", FILL, 3, [b"m" * 11], b"ffffffff", life=1.0, stale=0.5)
 
-    assert head + entry + b"m" * 11 + b"hi" == seal("menu-7", b"hi", FILL, 3, [b"m" * 11], b"ffffffff")
+    assert head + entry + b"m" * 11 + b"hi" == sealed
+    assert (b"hi", (b"m" * 11,), FILL.encode(), 0.0, 0.5, 1.0) == unseal("menu-7", sealed, b"ffffffff")
+    assert sealed.startswith(single_value_head(b"ffffffff", 500), COUNT_AT)
+    assert 0.5 == window_of(sealed)
     assert 16 == len(key_digest("menu-7"))
 
 
 OURS, THEIRS = b"our own.", b"others'."
 
 
+SOUP = seal("menu-7", b"soup", FILL, fingerprint=OURS)
+STALE = seal("menu-7", b"soup", FILL, fingerprint=OURS, life=9, stale=1)  # the last second of ten
+
+
 @pytest.mark.parametrize(
-    ("envelope", "ttl", "reject", "expected"),
+    ("envelope", "ttl", "reject", "window", "margin", "expected"),
     [
-        (seal("menu-7", b"soup", FILL, fingerprint=OURS), 1000, b"", True),
-        (seal("menu-7", b"soup", FILL, fingerprint=OURS), -1, b"", True),
-        (seal("menu-7", b"soup", FILL, fingerprint=OURS), 1000, b"=" + FILL.encode(), False),
-        (seal("menu-7", b"soup", FILL, fingerprint=OURS), 1000, b"=" + b"o" * 22, True),
-        (seal("menu-7", b"soup", FILL, fingerprint=THEIRS), 1000, b"", False),
-        (b"garbage", 1000, b"", True),
-        (b"garbage", 1000, b"=", False),
-        (b"SGv3", 1000, b"", True),
-        (b"SGv3" + bytes(16), 1000, b"=", False),
-        (b"", -2, b"", False),
-        (seal("menu-7", b"soup", FILL, fingerprint=OURS)[:29] + b"\0\0\0\0\0\0\3\xe8" + bytes(43), 1000, b"", False),
-        (seal("menu-7", b"soup", FILL, fingerprint=OURS)[:29] + b"\0\0\0\0\0\0\3\xe8" + bytes(43), 1001, b"", True),
+        (SOUP, 1000, b"", 0, 0, "fresh"),
+        (SOUP, -1, b"", 0, 0, "fresh"),
+        (SOUP, 1000, b"=" + FILL.encode(), 9000, 0, ""),
+        (SOUP, 1000, b"=" + b"o" * 22, 0, 0, "fresh"),
+        (SOUP, 1000, b"*", 0, 0, "fresh"),
+        (seal("menu-7", b"soup", FILL, fingerprint=THEIRS), 1000, b"", 9000, 0, ""),
+        (b"garbage", 1000, b"", 0, 0, "fresh"),
+        (b"garbage", 1000, b"=", 9000, 0, ""),
+        (b"garbage", 1000, b"*", 9000, 0, ""),
+        (b"SGv4", 1000, b"", 0, 0, "fresh"),
+        (b"SGv4" + bytes(16), 1000, b"=", 0, 0, ""),
+        (b"", -2, b"", 0, 0, ""),
+        (SOUP[:29] + b"\0\0\0\0\0\0\3\xe8" + bytes(59), 1000, b"", 0, 0, ""),
+        (SOUP[:29] + b"\0\0\0\0\0\0\3\xe8" + bytes(59), 1001, b"", 0, 0, "fresh"),
+        (STALE, 1001, b"", 0, 0, "fresh"),
+        (STALE, -1, b"", 0, 0, "fresh"),
+        (STALE, 1000, b"", 0, 0, ""),
+        (STALE, 1000, b"", 1, 0, "old"),
+        (STALE, 1000, b"=" + FILL.encode(), 1, 0, ""),
+        (STALE, 1, b"", 1000, 0, "old"),
+        (STALE, 1, b"", 2000, 0, "old"),
+        (STALE, 0, b"", 2000, 0, ""),
+        (STALE, 601, b"", 400, 0, "old"),
+        (STALE, 600, b"", 400, 0, ""),
+        (STALE, 1500, b"", 0, 500, "old"),
+        (STALE, 1501, b"", 0, 500, "fresh"),
+        (SOUP, 500, b"", 0, 500, "old"),
+        (SOUP, 501, b"", 0, 500, "fresh"),
     ],
 )
-def test_what_is_worth_opening(envelope: bytes, ttl: int, reject: bytes, expected: bool) -> None:  # noqa: FBT001
-    """Of the values in an envelope, one's own is, as long as it lives and has not been seen; garbage is once."""
-    assert expected == may_have_usable(envelope, ttl, OURS, reject)
+def test_freshness(  # noqa: PLR0917  # the parts of a case
+    envelope: bytes, ttl: int, reject: bytes, window: int, margin: int, expected: str
+) -> None:
+    """A value is fresh until its own window begins, or a margin before, then old for the shorter of two windows.
+
+    One that has been seen is neither; garbage is, once.
+    """
+    assert expected == freshness_of(envelope, ttl, OURS, reject, window, margin)
 
 
 def test_digest_of_any_text() -> None:

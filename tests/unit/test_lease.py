@@ -6,13 +6,13 @@ import pytest
 from leasing import LeasingDouble, Server
 from waiting import eventually
 
-from stampede_guard._l2.lease import Found, Lease
+from stampede_guard._l2.lease import Found, Lease, OldValue
 from stampede_guard._l2.messages import Message, woken
 from stampede_guard._l2.tier import Tier
 from stampede_guard._stats import Counters
-from stampede_guard.stores import AcquireRequest, AcquireResult, Refused, Stored, StoreOverloaded
+from stampede_guard.stores import AcquireRequest, AcquireResult, LoadFailure, Refused, Stored, StoreOverloaded
 from stampede_guard.stores._envelope import seal
-from stampede_guard.testing import Gate
+from stampede_guard.testing import Gate, ManualClock
 
 Pause = Callable[[], Awaitable[None]]
 
@@ -35,9 +35,9 @@ class Process:
         self.tier = Tier(self.store, "menus", 100, server.clock, instance)
         self.counters = Counters()
 
-    def lease(self, *tags: str, length: float = 2) -> Lease:
+    def lease(self, *tags: str, length: float = 2, window: float = 0, margin: float = 0) -> Lease:
         """Return what a flight gets."""
-        return Lease(self.tier, OP, tags, length, 60, self.counters)
+        return Lease(self.tier, OP, tags, length, 60, self.counters, window=window, margin=margin)
 
     async def owned(self, *tags: str, length: float = 2) -> Lease:
         """Return the lease of a flight that may load."""
@@ -45,9 +45,9 @@ class Process:
         assert "own" == await lease.acquire(as_it_is)
         return lease
 
-    async def invalidate(self, *, version: int | None = None) -> bool:
+    async def invalidate(self, *, version: int | None = None, is_soft: bool = False) -> bool:
         """Invalidate the op; return whether that is confirmed."""
-        invalidation = self.tier.invalidation(OP, version)
+        invalidation = self.tier.invalidation(OP, version, is_soft=is_soft)
         self.tier.announce(invalidation)
         return await self.tier.send(invalidation).wait()
 
@@ -411,6 +411,130 @@ async def test_each_invalidation_makes_a_mark_of_its_own(here: Process, server: 
         marks.add(server.marks.pop(SOUPS))
 
     assert (5, {11}) == (len(marks), {len(mark) for mark in marks})
+
+
+# Values that are not fresh any more
+
+
+async def fill_once(process: Process, *tags: str, life: float = 60, window: float = 30) -> None:
+    """Store an answer that has a window."""
+    lease = await process.owned(*tags)
+    assert await lease.fill(b"soup", life, None, lambda: True, window=window)
+
+
+async def test_value_is_fresh_for_its_life(here: Process, clock: ManualClock) -> None:
+    """What is found is fresh for its life, however long its window; after that it is the old value."""
+    await fill_once(here)
+    clock.advance(20)
+
+    lease = here.lease(window=30)
+    assert Found(b"soup", b"soup", 40) == await lease.acquire(as_it_is)
+    assert lease.old is None
+
+
+@pytest.mark.parametrize("window", [20, 30, 99])
+@pytest.mark.parametrize("kind", ["own", "wait", "backoff"])
+async def test_old_value_comes_with_the_answer(
+    window: float, kind: str, here: Process, there: Process, clock: ManualClock
+) -> None:
+    """Whichever flight is to load, each is told the old value, its age, and how long the flight can use it."""
+    await fill_once(here)
+    clock.advance(65)
+    if kind != "own":
+        mine = await there.owned()
+        if kind == "backoff":
+            mine.failure = LoadFailure(10, 30, "OSError")
+            mine.release_soon()
+            await eventually(lambda: not there.tier.leases._owed)
+
+    lease = here.lease(window=window)
+    assert kind == await lease.acquire(as_it_is)
+    assert OldValue(b"soup", b"soup", 65, -5, 15 if window == 20 else 25) == lease.old
+    assert (10, "OSError") == (lease.left, lease.paused_for) or kind != "backoff"
+
+
+async def test_old_value_is_forgotten_once_it_is_over(here: Process, there: Process, clock: ManualClock) -> None:
+    """A later answer without it says that its window is over; a fresh value is then stored as ever."""
+    await fill_once(here)
+    clock.advance(65)
+    mine, theirs = here.lease(window=10), there.lease(window=10)
+    answers = [await lease.acquire(as_it_is) for lease in (mine, theirs)]
+    had = mine.old, theirs.old
+    clock.advance(10)
+    answers.append(await theirs.acquire(as_it_is))
+
+    assert ["own", "wait", "own"] == answers
+    assert (True, None) == (None not in had, theirs.old)
+
+
+async def test_margin(here: Process, clock: ManualClock) -> None:
+    """A flight for which the value counts as old before it is may load, and knows for how long the value is fresh."""
+    await fill_once(here, window=0)
+    clock.advance(50)
+    lease = here.lease(margin=10)
+
+    assert "own" == await lease.acquire(as_it_is)
+    assert OldValue(b"soup", b"soup", 50, 10, 10) == lease.old
+
+
+@pytest.mark.parametrize("wrong", ["tag", "undecodable", "broken"])
+async def test_old_value_that_cannot_be_used(wrong: str, here: Process, server: Server, clock: ManualClock) -> None:
+    """One with an old mark, or that cannot be decoded, is none."""
+    await fill_once(here, "soups")
+    if wrong == "tag":
+        await here.invalidate_tag("soups")
+    elif wrong == "broken":
+        envelope, until = server.values[KEY]
+        server.values[KEY] = envelope[:-1], until
+    clock.advance(65)
+    lease = here.lease("soups", window=30)
+
+    assert "own" == await lease.acquire((lambda _: None) if wrong == "undecodable" else as_it_is)
+    assert (None, wrong == "broken") == (lease.old, lease.was_undecodable)
+
+
+@pytest.mark.parametrize("is_old", [False, True])
+async def test_refresh_knows_what_it_is_to_replace(is_old: bool, here: Process, clock: ManualClock) -> None:  # noqa: FBT001
+    """Asked with a decoder, it has the value, fresh or old."""
+    await fill_once(here)
+    clock.advance(65 if is_old else 50)
+    with_decoder, without = here.lease(window=30), here.lease(window=30)
+    await with_decoder.take_over(as_it_is)
+    await without.take_over()
+
+    assert (
+        OldValue(b"soup", b"soup", 65, -5, 25) if is_old else OldValue(b"soup", b"soup", 50, 10, 40)
+    ) == with_decoder.old
+    assert (None, True) == (without.old, without.is_owned)
+
+
+async def test_failed_load_leaves_a_marker(here: Process, there: Process, clock: ManualClock) -> None:
+    """Flights that ask during its pause may not load; the next failure's pause is twice as long."""
+    for pause in (10, 20):
+        lease = await here.owned()
+        lease.failure = LoadFailure(10, 30, "OSError")
+        lease.release_soon()
+        await eventually(lambda: not here.tier.leases._owed)
+        later = there.lease()
+
+        assert ("backoff", pause, "OSError") == (await later.acquire(as_it_is), later.left, later.paused_for)
+        assert not later.is_owned
+        clock.advance(pause)
+
+
+async def test_soft_invalidation(here: Process, there: Process, server: Server, clock: ManualClock) -> None:
+    """The value is old from then on, of the same age as before; a load that was under way is not stored."""
+    await fill_once(here)
+    clock.advance(20)
+    early = there.lease(margin=60)
+    assert "own" == await early.acquire(as_it_is)
+    await here.invalidate(is_soft=True)
+    lease = here.lease(window=30)
+
+    assert not await fill(early, b"older")
+    assert "own" == await lease.acquire(as_it_is)
+    assert OldValue(b"soup", b"soup", 20, 0, 30) == lease.old
+    assert [Message("s", HERE, OP).pack()] == server.published
 
 
 # Replicas

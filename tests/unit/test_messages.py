@@ -11,12 +11,13 @@ INSTANCE = "i" * 22
     [
         (b"wmenu-7", Message("w", "", "menu-7")),
         (b"i" + b"i" * 22 + b"menu-7", Message("i", INSTANCE, "menu-7")),
+        (b"s" + b"i" * 22 + b"menu-7", Message("s", INSTANCE, "menu-7")),
         (b"t" + b"i" * 22 + b"soups", Message("t", INSTANCE, "soups")),
         (b"c" + b"i" * 22, Message("c", INSTANCE, "")),
         ("iiiiiiiiiiiiiiiiiiiiiiié ü".encode(), Message("i", INSTANCE, "é ü")),
         (b"w\xed\xa0\x80", Message("w", "", "\ud800")),
     ],
-    ids=["woken", "invalidated", "tag", "everything", "not ASCII", "lone surrogate"],
+    ids=["woken", "invalidated", "stale", "tag", "everything", "not ASCII", "lone surrogate"],
 )
 def test_messages_are_pinned(packed: bytes, message: Message) -> None:
     """What processes of several versions say to each other stays as it is, and comes back as it went."""

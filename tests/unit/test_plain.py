@@ -6,7 +6,7 @@ import pytest
 from stampede_guard import Guard, InvalidationPending
 from stampede_guard._l2 import tier as tier_module
 from stampede_guard._l2.plain import PlainStoreAdapter
-from stampede_guard.stores import AcquireRequest, AcquireResult, Refused, Stored
+from stampede_guard.stores import AcquireRequest, AcquireResult, Refused, Release, Stored
 from stampede_guard.stores._envelope import seal
 from stampede_guard.testing import FaultStore, ManualClock
 
@@ -54,6 +54,61 @@ async def test_value_goes_under_the_values_key(store: PlainStoreAdapter, plain: 
     assert {} == plain.contents
 
 
+@pytest.mark.parametrize(
+    ("left", "window", "margin", "kind", "is_found"),
+    [
+        (11, 0, 0, "hit", True),
+        (11, 0, 2, "own", True),
+        (10, 0, 0, "own", False),
+        (10, 5, 0, "own", True),
+        (5, 5, 0, "own", False),
+        (None, 0, 2, "hit", True),
+    ],
+)
+async def test_value_that_is_not_fresh(  # noqa: PLR0917  # the parts of a case
+    left: float | None,
+    window: float,
+    margin: float,
+    kind: str,
+    is_found: bool,  # noqa: FBT001
+    store: PlainStoreAdapter,
+    plain: FaultStore,
+) -> None:
+    """An old value comes with the right to load; where the store cannot tell what it has left, it is fresh."""
+    envelope = seal("menus:menu-7", b"soup", "f" * 22, stale=10)
+    stored = Stored(envelope, left)
+
+    async def read(_: str) -> Stored:
+        return stored
+
+    plain.read = read  # type: ignore[method-assign]
+
+    result = await store.acquire(AcquireRequest(KEY, (), 2, 60, window=window, margin=margin))
+    assert AcquireResult(kind, stored if is_found else None) == result  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("tells_ttl", "life"), [(True, 70), (False, 60)])
+async def test_life_of_a_value_with_a_window(tells_ttl: bool, life: float) -> None:  # noqa: FBT001
+    """It is kept for its window too, unless it would count as fresh for as long."""
+    plain = FaultStore(ManualClock())
+    plain.tells_ttl = tells_ttl  # type: ignore[attr-defined]
+    envelope = seal("menus:menu-7", b"soup", "f" * 22, life=60, stale=10)
+
+    await PlainStoreAdapter(plain).fill(KEY, "t" * 22, envelope, 70, None, b"", always_publish=False)
+
+    assert {f"{KEY}:v": (envelope, 1000 + life)} == plain.contents
+
+
+async def test_soft_invalidation_deletes(store: PlainStoreAdapter, plain: FaultStore) -> None:
+    """A plain store cannot change what a value has left."""
+    await store.fill(
+        KEY, "t" * 22, seal("menus:menu-7", b"soup", "f" * 22, stale=9), 60, None, b"", always_publish=False
+    )
+    await store.invalidate(KEY, None, b"", is_soft=True)
+
+    assert {} == plain.contents
+
+
 @pytest.mark.parametrize("reject", [b"*", b"=", b"=" + b"f" * 22])
 async def test_value_that_is_not_wanted_is_not_read(reject: bytes, store: PlainStoreAdapter, plain: FaultStore) -> None:
     """Who has seen the value, or wants none, may load."""
@@ -68,7 +123,7 @@ async def test_there_is_nothing_to_keep_up(store: PlainStoreAdapter, plain: Faul
     plain.error = OSError("down")
 
     assert [True] == await store.renew([(KEY, "t" * 22, 2)])
-    assert [False] == await store.release([(KEY, "t" * 22, b"message", False)])
+    assert [False] == await store.release([Release(KEY, "t" * 22, b"message")])
     await store.echo(b"word")
     assert await store.read_replica(KEY, ()) is None
 

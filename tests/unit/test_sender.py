@@ -137,7 +137,7 @@ async def test_line_leaves_when_the_node_is_down(fleet: Fleet) -> None:
     untyped(fleet.store).node_of = lambda key: nodes.get(key) or "dead"
     invalidate = fleet.store.invalidate
 
-    async def answer(key: str, version: int | None, message: bytes) -> None:
+    async def answer(key: str, version: int | None, message: bytes, *, is_soft: bool = False) -> None:
         fleet.store.error = None if nodes[key] else OSError("down")
         await invalidate(key, version, message)
 
@@ -165,7 +165,7 @@ async def test_crowd_is_waited_out(fleet: Fleet, *, is_down: bool) -> None:
     invalidate = fleet.store.invalidate
     times = 0
 
-    async def crowded(key: str, version: int | None, message: bytes) -> None:
+    async def crowded(key: str, version: int | None, message: bytes, *, is_soft: bool = False) -> None:
         nonlocal times
         times += 1
         if is_down:

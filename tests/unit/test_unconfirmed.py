@@ -81,6 +81,29 @@ def test_repetition_asks_for_the_highest_version(
     assert [expected] == [waiting.version for waiting in pending.all()]
 
 
+@pytest.mark.parametrize(
+    ("first", "then", "is_soft"), [("s", "s", True), ("s", "i", False), ("i", "s", False), ("i", "i", False)]
+)
+@pytest.mark.parametrize("is_confirmed", [False, True])
+def test_hard_invalidation_wins(
+    first: str,
+    then: str,
+    is_soft: bool,  # noqa: FBT001
+    is_confirmed: bool,  # noqa: FBT001
+    pending: UnconfirmedInvalidations,
+) -> None:
+    """Of a soft and a hard one for a key, the hard one is sent, and repeated, with the highest version."""
+    for kind, version in ((first, 7), (then, 5)):
+        pending.add(Invalidation("a", kind.encode(), is_tag=False, version=version, is_soft=kind == "s"))
+        if is_confirmed:
+            (waiting,) = pending.all()
+            pending.confirm(waiting)
+    pending.repeat()
+
+    message = b"s" if is_soft else b"i"
+    assert [Invalidation("a", message, is_tag=False, version=7, is_soft=is_soft)] == pending.all()
+
+
 def test_concerns(pending: UnconfirmedInvalidations) -> None:
     """What waits for any of some keys is found."""
     nothing = pending.concerns(("a", "b"))

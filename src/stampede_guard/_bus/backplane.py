@@ -182,7 +182,7 @@ class Backplane:
         if message.sender != self._instance:
             self._invalidate(message)
         # A flight with an overtaken load may load again now: in this process too, after its own message.
-        if message.kind in ("w", "i"):
+        if message.kind in ("w", "i", "s"):
             self._wake(message.subject)
         else:
             self._wake_all()
@@ -197,7 +197,7 @@ class Backplane:
         self._trust(sent_at)
 
     def _invalidate(self, message: Message) -> None:
-        if message.kind == "i":
+        if message.kind in ("i", "s"):  # L2 has a value that was made stale
             self._note_recent(self._tier.key(message.subject))
             self._listener.on_invalidated(message.subject)
         elif message.kind == "t":

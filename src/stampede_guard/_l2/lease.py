@@ -15,9 +15,9 @@ from .._codecs.fingerprint import NO_FINGERPRINT
 from .._stats import Counters
 from .._tokens import new_token
 from ..errors import LoadCancelled
-from ..stores import AcquireRequest, AcquireResult, Refused, Stored, StoreOverloaded
+from ..stores import AcquireRequest, AcquireResult, LoadFailure, Refused, Stored, StoreOverloaded
 from ..stores._breaker import Breaker
-from ..stores._envelope import entry_of, seal, token_of, unseal
+from ..stores._envelope import UnsealedValue, entry_of, seal, token_of, unseal
 from .access import StoreUnavailable
 from .messages import woken
 from .tier import Tier
@@ -36,12 +36,30 @@ class Found(NamedTuple):
     Attributes:
         value: The decoded value.
         payload: The bytes that it was decoded from.
-        life: Seconds until the store drops it; `None` if the store cannot tell.
+        life: Seconds for which it is fresh; `None` if the store cannot tell.
     """
 
     value: Any
     payload: bytes
     life: float | None
+
+
+class OldValue(NamedTuple):
+    """A value that the store has, and that is not fresh, or is to be replaced by a refresh.
+
+    Attributes:
+        value: The decoded value.
+        payload: The bytes that it was decoded from.
+        age: Seconds since it was stored.
+        fresh_for: Seconds for which it is fresh; negative if that is over.
+        usable_for: Seconds for which this flight can use it.
+    """
+
+    value: Any
+    payload: bytes
+    age: float
+    fresh_for: float
+    usable_for: float
 
 
 class Lease:
@@ -55,21 +73,30 @@ class Lease:
         longest_ttl: Seconds after which all that was stored for *op* before now is gone.
         counters: Where outcomes are counted.
         fingerprint: Of the codec and the schema of its values.
+        window: Seconds for which the flight can use a value that is not fresh any more.
+        margin: Seconds by which a value counts as old before it is.
 
     Attributes:
+        failure: What the failed load leaves in the store when the lease is released.
         is_owned: Whether this flight holds the lease, as far as it knows.
         is_store_unavailable: Whether the store did not answer: other processes may be loading too.
         replaces: Whether its fill is to leave nothing older anywhere: this is a refresh.
         is_final: Whether the store certainly has nothing older than what a refresh has loaded.
-        left: Seconds until the other flight's lease expires, after `acquire` returned `"wait"`.
+        left: Seconds until the other flight's lease expires, after `acquire` returned `"wait"`; until the pause ends,
+            after `"backoff"`.
+        old: The old value that came with the last answer, if any.
+        paused_for: The text of the failure to pause for, after `acquire` returned `"backoff"`.
         was_undecodable: Whether the stored value could not be decoded.
         stored_by: Token of the flight that stored the value, this one or another.
     """
 
+    failure: LoadFailure | None = None
     is_final = False
     is_owned = False
     is_store_unavailable = False
     left = 0.0
+    old: OldValue | None = None
+    paused_for = ""
     replaces = False
     stored_by = b""
     was_undecodable = False
@@ -85,7 +112,7 @@ class Lease:
     _rejected = b""
     _result: AcquireResult | None = None
 
-    def __init__(  # noqa: PLR0917  # what a flight knows of its operation
+    def __init__(  # noqa: PLR0913, PLR0917  # what a flight knows of its operation
         self,
         tier: Tier,
         op: str,
@@ -94,6 +121,9 @@ class Lease:
         longest_ttl: float,
         counters: Counters,
         fingerprint: bytes = NO_FINGERPRINT,
+        *,
+        window: float = 0.0,
+        margin: float = 0.0,
     ) -> None:
         self._tier = tier
         self._op = op
@@ -102,7 +132,8 @@ class Lease:
         self._longest_ttl = longest_ttl
         self._counters = counters
         marks_ttl = max(tier.marks_life, 2 * longest_ttl)
-        self._request = AcquireRequest(self._key, tier.tag_keys(tags), length, marks_ttl, fingerprint)
+        keys = tier.tag_keys(tags)
+        self._request = AcquireRequest(self._key, keys, length, marks_ttl, fingerprint, window=window, margin=margin)
 
     def start(self, on_answer: Callable[[], None]) -> bool:
         """Start to read without a task, if nothing has to be waited for; return whether that was possible.
@@ -156,16 +187,16 @@ class Lease:
             return None
         access.release("read", self._breaker)
         self._pending = None
-        if result.stored is not None:
-            return self._unseal(result.stored, result.marks, decode)
+        if result.kind == "hit":
+            return self._unseal(result, decode)
         self._result = result
         self._apply_result(result)
         return None
 
     async def acquire(
         self, decode: Callable[[bytes], tuple[Any] | None]
-    ) -> Found | Literal["own", "wait", "alone", "unavailable"]:
-        """Return the value, or which flight is to load it.
+    ) -> Found | Literal["own", "wait", "alone", "backoff", "unavailable"]:
+        """Return the fresh value, or which flight is to load it, and keep the `old` one.
 
         Args:
             decode: Returns the value of a payload in a tuple of one, or `None` if it is not one.
@@ -180,9 +211,10 @@ class Lease:
                     return replica_result
             for _ in range(_ATTEMPTS):
                 result = await self._acquire()
-                if result.stored is None:
+                if result.kind != "hit":
+                    self.old = self._unseal_old(result, decode)
                     return self._apply_result(result)
-                found = self._unseal(result.stored, result.marks, decode)
+                found = self._unseal(result, decode)
                 if found is not None:
                     return found
             raise StoreUnavailable  # noqa: TRY301  # a store does not return again and again what was rejected
@@ -190,15 +222,21 @@ class Lease:
             self._give_up_on_store(silence)
             return "unavailable"
 
-    async def take_over(self) -> None:
-        """Take the lease from its holder, and reject any stored value."""
+    async def take_over(self, decode: Callable[[bytes], tuple[Any] | None] | None = None) -> None:
+        """Take the lease from its holder, and reject any stored value.
+
+        Args:
+            decode: As for `acquire`; the stored value is `old` then, fresh or not.
+        """
         self._rejected = b"*"
         self.replaces = True
         try:
             await self._settle()
             self._generation = self._tier.store.generation
             if self._is_arbitrated:
-                self._apply_result(await self._acquire())
+                result = await self._acquire()
+                self.old = None if decode is None else self._unseal_old(result, decode)
+                self._apply_result(result)
             else:
                 self.is_owned = True  # without a request, so the store's state is unknown
         except StoreUnavailable as silence:
@@ -218,9 +256,10 @@ class Lease:
     def _is_arbitrated(self) -> bool:
         return "leases" in self._tier.capabilities
 
-    def _apply_result(self, result: AcquireResult) -> Literal["own", "wait", "alone"]:
+    def _apply_result(self, result: AcquireResult) -> Literal["own", "wait", "alone", "backoff"]:
         self._marks = result.marks
         self.left = result.left
+        self.paused_for = result.failure
         self._is_lost, self.is_owned = False, result.kind == "own"
         if self.is_owned and self._held is None and self._is_arbitrated:
             asked_at = self._asked_at
@@ -230,7 +269,7 @@ class Lease:
             self._tier.leases.hold(self._held)
         if self.is_owned:
             return "own"
-        return "alone" if result.kind == "alone" else "wait"
+        return result.kind if result.kind in ("alone", "backoff") else "wait"
 
     async def _settle(self) -> None:
         """Send the unconfirmed invalidations that concern this op before anything is read or stored."""
@@ -248,14 +287,15 @@ class Lease:
         store = self._tier.store
         if self._tier.recent.has_any((self._key, *self._request.tags)):
             return None
-        ask = partial(store.read_replica, self._key, self._request.tags, self._request.fingerprint)
+        asked = self._request
+        ask = partial(store.read_replica, self._key, asked.tags, asked.fingerprint, asked.margin)
         try:
             replica_result = await self._tier.asking.call("read", f"{store.name} replicas", ask, self._counters)
         except StoreUnavailable:
             return None  # the store stops using that replica
-        if replica_result is None or replica_result.stored is None:
+        if replica_result is None:
             return None
-        found = self._unseal(replica_result.stored, replica_result.marks, decode)
+        found = self._unseal(replica_result, decode)
         self._rejected = b""  # the primary's value may be usable
         return found
 
@@ -288,6 +328,8 @@ class Lease:
             token=token or new_token(),
             reject=self._rejected,
             previous_token=previous_token,
+            window=last.window,
+            margin=last.margin,
         )
         self._asked_at = self._tier.clock()
         return self._tier.store.acquire(self._request)
@@ -311,26 +353,43 @@ class Lease:
             if lost_token:
                 self._release(lost_token, is_sure=False, is_due=False)
 
-    def _unseal(
-        self, stored: Stored, marks: tuple[bytes, ...], decode: Callable[[bytes], tuple[Any] | None]
-    ) -> Found | None:
-        """Return the value in an envelope, or reject it in the next request."""
-        opened = unseal(self._tier.identity(self._op), stored.envelope, self._request.fingerprint)
+    def _unseal(self, result: AcquireResult, decode: Callable[[bytes], tuple[Any] | None]) -> Found | None:
+        """Return the fresh value in an envelope, or reject it in the next request."""
+        stored = result.stored
+        assert stored is not None
         self._rejected = b"=" + token_of(stored.envelope, self._request.fingerprint)
-        if opened is None or len(opened.payload) > self._tier.max_bytes:
-            if entry_of(stored.envelope, self._request.fingerprint):  # else it is another release's
-                self._counters.l2_undecodable += 1
-                self.was_undecodable = True
-            return None
-        if opened.marks != marks:  # loaded before a tag of its was invalidated
+        opened = self._open(stored, result.marks)
+        if opened is None:
             return None
         self.stored_by = opened.token
         decoded = decode(opened.payload)
         self.was_undecodable = decoded is None
         life = stored.ttl
-        if life is not None and opened.lag:
-            life = max(life - opened.lag, 0.0)
+        if life is not None and (opened.lag or opened.stale):
+            life = max(life - opened.lag - opened.stale, 0.0)
         return None if decoded is None else Found(decoded[0], opened.payload, life)
+
+    def _unseal_old(self, result: AcquireResult, decode: Callable[[bytes], tuple[Any] | None]) -> OldValue | None:
+        """Return the value that is not fresh, if one came with the lease or its denial."""
+        stored = result.stored
+        opened = None if stored is None else self._open(stored, result.marks)
+        decoded = None if opened is None else decode(opened.payload)
+        if stored is None or opened is None or decoded is None:
+            return None
+        left = (stored.ttl or 0.0) - opened.lag
+        fresh_for = left - opened.stale
+        usable_for = left - max(opened.stale - self._request.window, 0.0)
+        return OldValue(decoded[0], opened.payload, max(opened.life - fresh_for, 0.0), fresh_for, usable_for)
+
+    def _open(self, stored: Stored, marks: tuple[bytes, ...]) -> UnsealedValue | None:
+        """Return what an envelope contains for this flight, if it is valid under these *marks*."""
+        opened = unseal(self._tier.identity(self._op), stored.envelope, self._request.fingerprint)
+        if opened is None or len(opened.payload) > self._tier.max_bytes:
+            if entry_of(stored.envelope, self._request.fingerprint):  # else it is another release's
+                self._counters.l2_undecodable += 1
+                self.was_undecodable = True
+            return None
+        return opened if opened.marks == marks else None  # else loaded before a tag of its was invalidated
 
     def check(self) -> None:
         """Check that a lease that this flight has got is still its own, and will be for a while.
@@ -353,16 +412,24 @@ class Lease:
         self.is_owned, self._is_lost = False, True
 
     async def fill(
-        self, payload: bytes | None, life: float, version: int | None, still_holds: Callable[[], bool], name: str = ""
+        self,
+        payload: bytes | None,
+        life: float,
+        version: int | None,
+        still_holds: Callable[[], bool],
+        name: str = "",
+        *,
+        window: float = 0.0,
     ) -> bool:
-        """Store *payload* for *life* seconds, and end the lease.
+        """Store *payload*, and end the lease.
 
         Args:
             payload: The encoded value; `None` if it cannot be encoded.
-            life: Seconds.
+            life: Seconds for which it is fresh.
             version: The value's version, if its operation has them.
             still_holds: Whether nothing was invalidated in this process since the load began.
             name: The operation's, for the log.
+            window: Seconds after that for which it is stale.
 
         A refused refresh leaves no value in the store, because the flight that holds the lease now began after it.
 
@@ -377,8 +444,9 @@ class Lease:
             return not self._is_lost  # the lease is released when the flight ends
         if not self.is_owned and not (self._is_lost and self.replaces):  # the refusal drops what is older
             return not self._is_lost and (version is None or self.is_store_unavailable)
+        identity, asked = tier.identity(self._op), self._request
         envelope = seal(
-            tier.identity(self._op), payload, self._request.token, version, self._marks, self._request.fingerprint
+            identity, payload, asked.token, version, self._marks, asked.fingerprint, life=life, stale=window
         )
         message = tier.invalidation(self._op).message if self.replaces else woken(self._op).pack()
         try:
@@ -391,7 +459,7 @@ class Lease:
                     self._key,
                     self._token,
                     envelope,
-                    life,
+                    life + window,
                     version,
                     message,
                     always_publish=self.replaces,
@@ -450,5 +518,7 @@ class Lease:
         if self._is_arbitrated:
             message = woken(self._op).pack()
             has_loaded, now = self._has_loaded, tier.clock()
-            debt = OwedRelease(self._key, token, self._length, message, self._counters, is_sure, has_loaded, now)
+            debt = OwedRelease(
+                self._key, token, self._length, message, self._counters, is_sure, has_loaded, now, self.failure
+            )
             tier.leases.owe(debt, is_due=is_due)

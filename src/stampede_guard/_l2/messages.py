@@ -5,6 +5,7 @@ The first byte is the kind, then comes the sender, then the subject:
 ```
 w <op>               the load of op is over: flights that wait for it ask again
 i <instance> <op>    op was invalidated
+s <instance> <op>    op was soft-invalidated: its value is stale from now on
 t <instance> <tag>   everything with this tag was
 c <instance>         everything was
 ```
@@ -14,9 +15,9 @@ The instance is one event loop's part of a guard: 22 characters. There are no se
 
 from typing import Literal, NamedTuple
 
-Kind = Literal["w", "i", "t", "c"]
+Kind = Literal["w", "i", "s", "t", "c"]
 
-_SENDER_LENGTHS = {b"w": 0, b"i": 22, b"t": 22, b"c": 22}
+_SENDER_LENGTHS = {b"w": 0, b"i": 22, b"s": 22, b"t": 22, b"c": 22}
 
 
 class Message(NamedTuple):
@@ -50,7 +51,7 @@ def unpack(payload: bytes) -> Message | None:
     sender = text[1 : 1 + length]
     if not sender.isascii():
         return None
-    return Message(text[0], sender, text[1 + length :])  # type: ignore[arg-type]  # one of the four
+    return Message(text[0], sender, text[1 + length :])  # type: ignore[arg-type]  # one of the kinds
 
 
 def woken(op: str) -> Message:

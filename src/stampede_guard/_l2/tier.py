@@ -110,9 +110,10 @@ class Tier:
         except Exception as error:  # noqa: BLE001  # as above
             logger.warning("%s did not close cleanly (%s)", self.store.name, reason(error))
 
-    def invalidation(self, op: str, version: int | None = None) -> Invalidation:
-        """Return the invalidation of *op*."""
-        return Invalidation(self.key(op), Message("i", self._instance, op).pack(), is_tag=False, version=version)
+    def invalidation(self, op: str, version: int | None = None, *, is_soft: bool = False) -> Invalidation:
+        """Return the invalidation of *op*; a soft one keeps the value as a stale one, if it has a window."""
+        message = Message("s" if is_soft else "i", self._instance, op).pack()
+        return Invalidation(self.key(op), message, is_tag=False, version=version, is_soft=is_soft)
 
     def tag_invalidation(self, tag: str) -> Invalidation:
         """Return the invalidation of *tag*; of everything, if it is empty."""
@@ -148,7 +149,7 @@ class Tier:
             if waiting.is_tag:
                 send = partial(self.store.invalidate_tag, key, new_mark(), _MARKS_TTL, waiting.message)
             else:
-                send = partial(self.store.invalidate, key, waiting.version, waiting.message)
+                send = partial(self.store.invalidate, key, waiting.version, waiting.message, is_soft=waiting.is_soft)
             await self.asking.call("invalidate", self.store.node_of(key), send, counters, is_forced=is_forced)
             # After a change of servers it may be lost with the server that confirmed it.
             if generation == self.store.generation:

@@ -20,12 +20,14 @@ class Invalidation(NamedTuple):
         message: Published on the bus.
         is_tag: Whether the key is a tag's.
         version: The lowest version that is acceptable from now on.
+        is_soft: Whether the value stays, as a stale one.
     """
 
     key: str
     message: bytes
     is_tag: bool
     version: int | None = None
+    is_soft: bool = False
 
 
 class UnconfirmedInvalidations:
@@ -103,6 +105,8 @@ class UnconfirmedInvalidations:
 
 
 def _merged(invalidation: Invalidation, earlier: Invalidation | None) -> Invalidation:
-    """Return a new object: *invalidation*, with the version of *earlier* if that is higher."""
+    """Return a new object: *invalidation*, or a hard one instead of a soft one, with the higher of both versions."""
     versions = [each.version for each in (invalidation, earlier) if each is not None and each.version is not None]
+    if earlier is not None and invalidation.is_soft and not earlier.is_soft:
+        invalidation = earlier
     return invalidation._replace(version=max(versions, default=None))

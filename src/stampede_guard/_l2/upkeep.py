@@ -18,7 +18,7 @@ from math import inf
 from typing import TypeVar
 
 from .._stats import Counters
-from ..stores import LeasingStore
+from ..stores import LeasingStore, LoadFailure, Release
 from .access import StoreAccess, StoreUnavailable
 
 _RENEWALS = 4  # in the life of a lease: two may be lost, though some are late, to be sent together with others
@@ -84,6 +84,7 @@ class OwedRelease:
             release.
         is_unstored: Whether a value was loaded and not stored.
         owed_at: When the flight ended.
+        failure: The failure of the load.
         pause: Seconds until the next attempt.
         due_at: When to send it.
         ends_at: When no lease can be left.
@@ -97,6 +98,7 @@ class OwedRelease:
     is_sure: bool
     is_unstored: bool
     owed_at: float
+    failure: LoadFailure | None = None
     pause: float = field(init=False, default=_FIRST_PAUSE)
     due_at: float = field(init=False)
     ends_at: float = field(init=False)
@@ -256,7 +258,7 @@ class LeaseKeeper:
 
     async def _release(self, node: str, releases: Sequence[OwedRelease]) -> None:
         counters = releases[0].counters
-        owed = [(each.key, each.token, each.message, each.is_unstored) for each in releases]
+        owed = [Release(each.key, each.token, each.message, each.is_unstored, each.failure) for each in releases]
         release = partial(self._store.release, owed)
         try:
             answers = await self._access.call("release", node, release, counters, is_urgent=True)

@@ -5,6 +5,7 @@ that a store stays a thin layer over a client. There are two kinds: a plain `Sto
 `LeasingStore` can also grant a lease, the right to load, to one flight of a whole cluster.
 """
 
+import re
 from collections.abc import Awaitable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Literal, NamedTuple, Protocol
@@ -18,12 +19,17 @@ __all__ = (
     "Echo",
     "KeysChanged",
     "LeasingStore",
+    "LoadFailure",
     "Refused",
+    "Release",
     "Store",
     "StoreOverloaded",
     "Stored",
     "Subscription",
 )
+
+
+_UNSAFE = re.compile("[^!-~]")
 
 
 class Refused(Exception):  # noqa: N818  # the store's answer, not a fault in it
@@ -51,7 +57,7 @@ class Stored(NamedTuple):
 
     Attributes:
         envelope: The bytes as they were written.
-        ttl: Seconds until the store drops them; `None` if the store cannot tell.
+        ttl: Seconds until the store drops them; `None` if the store cannot tell. Then the value counts as fresh.
     """
 
     envelope: bytes
@@ -59,7 +65,11 @@ class Stored(NamedTuple):
 
 
 class Store(Protocol):
-    """One event loop's access to a store. Every method returns or raises within the store's own deadline."""
+    """One event loop's access to a store. Every method returns or raises within the store's own deadline.
+
+    A store that cannot tell how long a value has left says so in an attribute, `tells_ttl = False`. All of its values
+    count as fresh, so they are not written for longer than that.
+    """
 
     name: str
     """The name in logs; contains neither address nor password."""
@@ -84,27 +94,30 @@ class Store(Protocol):
 
 
 class AcquireResult(NamedTuple):
-    """The result of `LeasingStore.acquire`: a value, or else whether this flight holds the lease.
+    """The result of `LeasingStore.acquire`: a fresh value, or else whether this flight holds the lease.
 
     Attributes:
-        kind: `"hit"`: a value was found; `"own"`: the lease is granted, load; `"wait"`: another flight holds the lease;
-            `"alone"`: load without a lease and store nothing, because what another flight has just loaded could not be
-            stored.
-        stored: The value of a hit.
-        left: Seconds until the lease of the other flight expires.
+        kind: `"hit"`: a fresh value was found; `"own"`: the lease is granted, load; `"wait"`: another flight holds the
+            lease; `"alone"`: load without a lease and store nothing, because what another flight has just loaded could
+            not be stored; `"backoff"`: a load failed a moment ago, pause.
+        stored: The value of a hit. Of another kind, an old value that the request can use; to a request that rejects
+            any value, also a fresh one.
+        left: Seconds until the lease of the other flight expires, or the pause ends.
         marks: The current marks of the op's tags, in order.
         sent_at: When the request was sent, by `time.monotonic`; `None` if the store cannot tell.
+        failure: The text of the failure for which to pause.
     """
 
-    kind: Literal["hit", "own", "wait", "alone"]
+    kind: Literal["hit", "own", "wait", "alone", "backoff"]
     stored: Stored | None = None
     left: float = 0.0
     marks: tuple[bytes, ...] = ()
     sent_at: float | None = None
+    failure: str = ""
 
 
 class AcquireRequest:
-    """A flight's request for the value of an op, or else for its lease.
+    """A flight's request for a fresh value of an op, or else for its lease, and for a value that is no longer fresh.
 
     Args:
         key: The key of the op.
@@ -114,8 +127,11 @@ class AcquireRequest:
         fingerprint: The fingerprint of the values that the flight can use. One lease serves all fingerprints.
         token: The token of the flight; empty for a new one.
         reject: The values that the flight cannot use: `b""` for none; `=` and a token for the one that this token
-            stored; `*` for any, which also takes the lease from a flight that holds it.
+            stored; `*` for any, which also takes the lease from a flight that holds it, and ignores a pause.
         previous_token: An earlier token of the same flight, whose request was not answered; its lease passes over.
+        window: Seconds for which the flight can use a value that is not fresh any more; the store keeps none for longer
+            than the flight that stored it has said.
+        margin: Seconds by which a value counts as old before it is.
     """
 
     __slots__ = (
@@ -123,13 +139,15 @@ class AcquireRequest:
         "fingerprint",
         "key",
         "lease",
+        "margin",
         "marks_ttl",
         "previous_token",
         "reject",
         "tags",
+        "window",
     )
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # all that one round trip takes
         self,
         key: str,
         tags: Sequence[str],
@@ -140,6 +158,8 @@ class AcquireRequest:
         token: str = "",
         reject: bytes = b"",
         previous_token: str = "",
+        window: float = 0.0,
+        margin: float = 0.0,
     ) -> None:
         self.key = key
         self.tags = tags
@@ -149,6 +169,8 @@ class AcquireRequest:
         self.drawn_token = token
         self.reject = reject
         self.previous_token = previous_token
+        self.window = window
+        self.margin = margin
 
     @property
     def token(self) -> str:
@@ -156,6 +178,48 @@ class AcquireRequest:
         if not self.drawn_token:
             self.drawn_token = new_token()
         return self.drawn_token
+
+
+_LONGEST_TEXT = 64  # characters of a failure that are stored
+
+
+class LoadFailure(NamedTuple):
+    """What a failed load leaves in the store: other flights pause, for twice as long after each failure.
+
+    Attributes:
+        first_pause: Seconds after the first failure.
+        longest_pause: Seconds.
+        reason: Type name of the error.
+    """
+
+    first_pause: float
+    longest_pause: float
+    reason: str
+
+    @property
+    def text(self) -> str:
+        """The reason as it is stored: printable ASCII, 64 characters at most."""
+        return _UNSAFE.sub("_", self.reason[:_LONGEST_TEXT])
+
+
+class Release(NamedTuple):
+    """The end of a lease without a fill.
+
+    Attributes:
+        key: The op's.
+        token: The flight's.
+        message: Published if another process waits.
+        is_unstored: Whether a loaded value could not be stored: then flights that ask within the next second get
+            `"alone"`, if one waits.
+        failure: The failure of the load: then flights that ask during its pause get `"backoff"`. The next lease carries
+            the number of failures on, until a fill or an invalidation ends it.
+    """
+
+    key: str
+    token: str
+    message: bytes
+    is_unstored: bool = False
+    failure: LoadFailure | None = None
 
 
 class KeysChanged(NamedTuple):
@@ -217,13 +281,16 @@ class LeasingStore(Protocol):
         """Connect. An exception, when the node does not answer, is logged and does not stop the guard from starting."""
 
     async def read_replica(
-        self, key: str, tags: Sequence[str], fingerprint: bytes = NO_FINGERPRINT
+        self, key: str, tags: Sequence[str], fingerprint: bytes = NO_FINGERPRINT, margin: float = 0.0
     ) -> AcquireResult | None:
-        """Return a value from a healthy replica; `None` without such a replica, or a value with *fingerprint*."""
+        """Return a fresh value from a healthy replica; `None` without such a replica, or value with *fingerprint*.
+
+        *margin* is that of a request.
+        """
         ...
 
     def acquire(self, request: AcquireRequest) -> Awaitable[AcquireResult]:
-        """Return the value, or grant or deny the lease, in one round trip; missing marks are made.
+        """Return the fresh value, or grant or deny the lease, in one round trip; missing marks are made.
 
         A coroutine function is enough. If the method returns a future instead (an object with `add_done_callback`), a
         flight reads the future's `result` without a task of its own. The flight awaits the future in its task if
@@ -244,6 +311,8 @@ class LeasingStore(Protocol):
     ) -> bool:
         """Store *envelope* for *ttl* seconds and end the lease; return whether *token* still held it.
 
+        The envelope says for how many of these seconds, at their end, its value is stale.
+
         Values with other fingerprints than the one in *envelope* may stay beside it, but not if *always_publish*.
         *message* is published if another flight waits, or if *always_publish*. A refusal then also drops the stored
         value, which may be older. If the version was too low as well, it becomes the lowest acceptable one.
@@ -258,20 +327,19 @@ class LeasingStore(Protocol):
         """
         ...
 
-    async def release(self, leases: Sequence[tuple[str, str, bytes, bool]]) -> Sequence[bool | Exception]:
+    async def release(self, leases: Sequence[Release]) -> Sequence[bool | Exception]:
         """End leases without a value, ahead of other operations; return for each whether there was one, or a refusal.
 
         Args:
-            leases: Key, token, the message that is published if another process waits, and whether a loaded value could
-                not be stored: then flights that ask within the next second get `"alone"`, if one waits. The keys are
-                of one node.
+            leases: Their keys are of one node.
         """
         ...
 
-    async def invalidate(self, key: str, version: int | None, message: bytes) -> None:
+    async def invalidate(self, key: str, version: int | None, message: bytes, *, is_soft: bool = False) -> None:
         """Drop the value, and the lease of a flight that is loading one; publish *message*.
 
-        From then on versions below *version* are not stored.
+        From then on versions below *version* are not stored. If *is_soft*, the value stays and is stale from now on,
+        unless it has no window.
         """
 
     async def invalidate_tag(self, key: str, mark: bytes, ttl: float, message: bytes) -> None:

@@ -3,19 +3,21 @@
 import struct
 from collections.abc import Sequence
 from hashlib import blake2b
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from .._codecs.fingerprint import NO_FINGERPRINT
 
 # An envelope has the values of several releases. Its head: magic, digest of the key, number of values. Then an entry
-# for each value, the one that was stored last first: fingerprint, milliseconds by which the value expires before the
-# envelope, token of the flight that stored it, version, number of marks, length of the body. Then the bodies: marks and
+# for each value, the one that was stored last first: fingerprint; milliseconds by which the value expires before the
+# envelope; milliseconds at the end of its life in which it is stale; milliseconds for which it was fresh when it was
+# stored; token of the flight that stored it, version, number of marks, length of the body. Then the bodies: marks and
 # payload. The scripts read the head and the entries at these offsets.
 _HEAD = struct.Struct(">4s16sB")
-_ENTRY = struct.Struct(">8sQ22sQBI")
+_ENTRY = struct.Struct(">8sQQQ22sQBI")
 _FIRST = struct.Struct(_HEAD.format + _ENTRY.format[1:])
-_MAGIC = b"SGv3"
-_TOKEN = slice(16, 38)  # of an entry
+_MAGIC = b"SGv4"
+_TOKEN = slice(32, 54)  # of an entry
+_NEVER_STALE = bytes(16)  # lag and stale of an envelope's only value
 _MARK_SIZE = 11  # bytes of a tag's mark
 LONGEST_HEADER = _HEAD.size + 4 * _ENTRY.size
 COUNT_AT = _HEAD.size - 1  # offset of the number of values
@@ -34,12 +36,16 @@ class UnsealedValue(NamedTuple):
         marks: The marks of the op's tags from before the load.
         token: The token of the flight that stored it.
         lag: Seconds by which it expires before the envelope.
+        stale: Seconds at the end of its life in which it is stale.
+        life: Seconds for which it was fresh when it was stored.
     """
 
     payload: bytes
     marks: tuple[bytes, ...]
     token: bytes
     lag: float
+    stale: float
+    life: float
 
 
 def seal(  # noqa: PLR0917  # the parts of one
@@ -49,17 +55,35 @@ def seal(  # noqa: PLR0917  # the parts of one
     version: int | None = None,
     marks: Sequence[bytes] = (),
     fingerprint: bytes = NO_FINGERPRINT,
+    *,
+    life: float = 0.0,
+    stale: float = 0.0,
 ) -> bytes:
-    """Return *payload* in an envelope that only the op of *key* can open."""
+    """Return *payload* in an envelope that only the op of *key* can open.
+
+    It is to be stored for *life* and *stale* seconds together.
+    """
     head = _HEAD.pack(_MAGIC, key_digest(key), 1)
     length = _MARK_SIZE * len(marks) + len(payload)
-    entry = _ENTRY.pack(fingerprint, 0, token.encode(), version or 0, len(marks), length)
+    lives = round(stale * 1000), round(life * 1000)
+    entry = _ENTRY.pack(fingerprint, 0, *lives, token.encode(), version or 0, len(marks), length)
     return b"".join((head, entry, *marks, payload))
 
 
-def single_value_head(fingerprint: bytes) -> bytes:
-    """Return the bytes at `COUNT_AT` of an envelope with one value, which has *fingerprint*."""
-    return b"\1" + fingerprint + bytes(8)
+def window_of(envelope: bytes) -> float:
+    """Return the seconds in which the last value that was stored is stale, at the end of its life."""
+    _, _, stale, *_ = _ENTRY.unpack_from(envelope, _HEAD.size)
+    return float(stale / 1000)
+
+
+def single_value_head(fingerprint: bytes, stale: int = 0) -> bytes:
+    """Return the bytes at `COUNT_AT` of an envelope with one value.
+
+    Args:
+        fingerprint: The value's.
+        stale: Milliseconds at the end of its life in which it is stale.
+    """
+    return b"\1" + fingerprint + (bytes(8) + stale.to_bytes(8) if stale else _NEVER_STALE)
 
 
 def entry_of(envelope: bytes, fingerprint: bytes) -> int:
@@ -77,23 +101,31 @@ def _entries(envelope: bytes) -> range:
     return range(_HEAD.size, _HEAD.size + _ENTRY.size * envelope[COUNT_AT], _ENTRY.size)
 
 
-def may_have_usable(envelope: bytes, ttl: int, fingerprint: bytes, reject: bytes) -> bool:
-    """Whether there may be a value that the flight can use, as ACQUIRE decides it.
+def freshness_of(  # noqa: PLR0917  # as ACQUIRE has it
+    envelope: bytes, ttl: float, fingerprint: bytes, reject: bytes = b"", window: float = 0, margin: float = 0
+) -> Literal["fresh", "old", ""]:
+    """Return whether the value that a flight can use is fresh, or old and still usable; `""` if it is neither.
 
-    Bytes that are no envelope count as one that may be usable, once: the flight rejects them then.
+    Bytes that are no envelope count as a fresh value, once: the flight rejects them then.
 
     Args:
         envelope: The stored bytes, or their beginning.
         ttl: Milliseconds until they expire; below zero if they do not.
         fingerprint: The fingerprint of the values that the flight can use.
-        reject: `b""`, or `=` and the token of a value that the flight cannot use.
+        reject: `b""`, or `=` and the token of a value that the flight cannot use, or `*`.
+        window: Milliseconds for which the flight can use a value that is not fresh any more.
+        margin: Milliseconds by which a value counts as old before it is.
     """
     at = entry_of(envelope, fingerprint)
     if at <= 0:
-        return at < 0 and envelope != b"" and not reject
-    _, lag, token, *_ = _ENTRY.unpack_from(envelope, at)
-    is_alive: bool = ttl < 0 or lag < ttl
-    return is_alive and b"=" + token != reject
+        return "fresh" if at < 0 and envelope != b"" and not reject else ""
+    _, lag, stale, _, token, *_ = _ENTRY.unpack_from(envelope, at)
+    left = ttl - lag
+    if b"=" + token == reject:
+        return ""
+    if ttl < 0 or left > stale + margin:
+        return "fresh"
+    return "old" if left > max(stale - window, 0) else ""
 
 
 def unseal(key: str, envelope: bytes, fingerprint: bytes = NO_FINGERPRINT) -> UnsealedValue | None:
@@ -108,7 +140,7 @@ def unseal(key: str, envelope: bytes, fingerprint: bytes = NO_FINGERPRINT) -> Un
             return None
         _, *entry = _ENTRY.unpack_from(envelope, at)
         begins, end = _bodies(envelope, at)
-    lag, token, _, marks, length = entry
+    lag, stale, life, token, _, marks, length = entry
     start, ends = begins + marks * _MARK_SIZE, begins + length
     if magic != _MAGIC or digest != key_digest(key) or end != len(envelope) or start > ends:
         return None
@@ -117,6 +149,8 @@ def unseal(key: str, envelope: bytes, fingerprint: bytes = NO_FINGERPRINT) -> Un
         tuple([envelope[mark : mark + _MARK_SIZE] for mark in range(begins, start, _MARK_SIZE)]),
         token,
         lag / 1000,
+        stale / 1000,
+        life / 1000,
     )
 
 

@@ -25,7 +25,8 @@ class AiocacheStore:
 
     The cache has to pass bytes through, so its serializer must be a `NullSerializer`. aiocache does not tell when a
     value expires, so a value read from it gets a full `ttl` in L1: it may be `ttl + l2_ttl` old. In the store, TTLs are
-    rounded up to whole seconds, because Memcached has no shorter unit.
+    rounded up to whole seconds, because Memcached has no shorter unit. What is found counts as fresh, and is not kept
+    for longer: a window in which values are stale has no effect here.
 
     Args:
         cache: The backend, as in `AiocacheStore(RedisCache(serializer=NullSerializer(encoding=None)))`.
@@ -37,6 +38,7 @@ class AiocacheStore:
     """
 
     name = "aiocache"
+    tells_ttl = False
 
     def __init__(self, cache: BaseCache, *, deadline: Duration = 0.15, max_connections: int = 64) -> None:
         if not isinstance(cache, BaseCache):

@@ -22,7 +22,17 @@ from .._codecs.fingerprint import NO_FINGERPRINT
 from .._operations.options import Duration, count, flag, seconds
 from .._tokens import new_token
 from ..errors import ConfigurationError
-from . import FAILED_NODE, AcquireRequest, AcquireResult, Echo, KeysChanged, Refused, StoreOverloaded, Subscription
+from . import (
+    FAILED_NODE,
+    AcquireRequest,
+    AcquireResult,
+    Echo,
+    KeysChanged,
+    Refused,
+    Release,
+    StoreOverloaded,
+    Subscription,
+)
 from ._envelope import LONGEST_HEADER, tokens_of
 from ._redis import scripts
 from ._redis.client import describe
@@ -135,7 +145,7 @@ class RedisStore:
         await self._topology.open()
 
     async def read_replica(
-        self, key: str, tags: Sequence[str], fingerprint: bytes = NO_FINGERPRINT
+        self, key: str, tags: Sequence[str], fingerprint: bytes = NO_FINGERPRINT, margin: float = 0.0
     ) -> AcquireResult | None:
         """Read the value, its remaining life and its tags' marks from good replicas, in one round trip."""
         node = self._topology.replica(key)
@@ -144,7 +154,8 @@ class RedisStore:
         tag_nodes = [self._topology.replica(tag) or self._topology.primary(tag) for tag in tags]
 
         def send() -> Awaitable[Any]:
-            return self._submit(ValueRequest(node, key, self._last, tuple(tags), 0, fingerprint), tag_nodes)
+            read = ValueRequest(node, key, self._last, tuple(tags), 0, fingerprint, margin=round(margin * 1000))
+            return self._submit(read, tag_nodes)
 
         answer = await _twice(send)
         if answer.__class__ is AcquireResult:
@@ -159,8 +170,9 @@ class RedisStore:
         primary, key, tags = self._topology.primary, request.key, request.tags
         node = primary(key)
         marks_ttl = round(request.marks_ttl * 1000) or 1
+        margin = round(request.margin * 1000) if request.margin else 0
         sent = ValueRequest(
-            node, key, self._last, tuple(tags), marks_ttl, request.fingerprint, request, self._follow_up
+            node, key, self._last, tuple(tags), marks_ttl, request.fingerprint, request, self._follow_up, margin
         )
         for tag in tags:
             if primary(tag) is not node:
@@ -213,7 +225,9 @@ class RedisStore:
         for tag_node, its in positions.items():
             key, asked = (request.key, request.asked) if tag_node is node else ("", request.asked)
             here = tuple(tags[at] for at in its)
-            each = ValueRequest(tag_node, key, request.last, here, request.ttl, request.fingerprint, asked)
+            each = ValueRequest(
+                tag_node, key, request.last, here, request.ttl, request.fingerprint, asked, margin=request.margin
+            )
             each.is_easy = False
             sent.append(self._pipeliner_of(tag_node).submit(each))
         answers: list[tuple[Any, Sequence[Any]]] = []
@@ -254,28 +268,31 @@ class RedisStore:
             [Call(int, scripts.RENEW, (f"{key}:l",), (token, _ms(lease))) for key, token, lease in leases]
         )
 
-    async def release(self, leases: Sequence[tuple[str, str, bytes, bool]]) -> Sequence[bool | Exception]:
+    async def release(self, leases: Sequence[Release]) -> Sequence[bool | Exception]:
         """Run RELEASE for each of *leases*."""
         calls: list[Call] = []
-        for key, token, message, is_unstored in leases:
-            args = (token, self._bus, message)
-            calls.append(Call(int, scripts.RELEASE, (f"{key}:l",), (*args, 1) if is_unstored else args))
+        for key, token, message, is_unstored, failure in leases:
+            args: tuple[Any, ...] = (token, self._bus, message, "!" if is_unstored else "")
+            if failure is not None:
+                args = (*args[:3], f"?{failure.text}", _ms(failure.first_pause), _ms(failure.longest_pause))
+            calls.append(Call(int, scripts.RELEASE, (f"{key}:l",), args))
         return await self._run_all(calls)
 
-    async def invalidate(self, key: str, version: int | None, message: bytes) -> None:
+    async def invalidate(self, key: str, version: int | None, message: bytes, *, is_soft: bool = False) -> None:
         """Run INVALIDATE; key by key where the keys of a slot that is on its way are at two nodes."""
         try:
-            await self._invalidate(_keys(key), version, message)
+            await self._invalidate(_keys(key), version, message, is_soft=is_soft)
         except Refused as refusal:
             if str(refusal) != _TRY_AGAIN:
                 raise
             # The value last: a load that began before must find no lease when it is gone, nor a lower version.
             for name, said in (("g", b""), ("l", b""), ("v", message)):
-                await self._invalidate((f"{key}:{name}",), version, said)
+                await self._invalidate((f"{key}:{name}",), version, said, is_soft=is_soft)
 
-    async def _invalidate(self, keys: tuple[str, ...], version: int | None, message: bytes) -> None:
+    async def _invalidate(self, keys: tuple[str, ...], version: int | None, message: bytes, *, is_soft: bool) -> None:
         lowest = "" if version is None else version
-        await self._run(Call(int, scripts.INVALIDATE, keys, (lowest, _ms(_VERSION_TTL), self._bus, message)))
+        args = (lowest, _ms(_VERSION_TTL), self._bus, message, int(is_soft))
+        await self._run(Call(int, scripts.INVALIDATE, keys, args))
 
     async def invalidate_tag(self, key: str, mark: bytes, ttl: float, message: bytes) -> None:
         """Run INVALIDATE_TAG."""

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from ..._codecs.fingerprint import NO_FINGERPRINT
 from ..._tokens import new_mark
 from .. import AcquireRequest, AcquireResult, Refused, Stored
-from .._envelope import COUNT_AT, may_have_usable, single_value_head
+from .._envelope import COUNT_AT, freshness_of, single_value_head
 from . import scripts
 from .node import Command, Node, Redirected
 from .resp import pack
@@ -18,7 +18,12 @@ from .scripts import Call
 _SHORT = 1 << 14  # bytes of the longest value that travels with others
 _ANY_LENGTH = 1 << 62
 
-_KINDS: dict[bytes, Literal["own", "wait", "alone"]] = {b"OWN": "own", b"WAIT": "wait", b"ALONE": "alone"}
+_KINDS: dict[bytes, Literal["own", "wait", "alone", "backoff"]] = {
+    b"OWN": "own",
+    b"WAIT": "wait",
+    b"ALONE": "alone",
+    b"BACKOFF": "backoff",
+}
 _VALUE = (int, bytes)  # what PTTL and GETRANGE reply
 _MARK = ((bytes, type(None)),)  # what GET replies
 _LASTING_MARK = (*_MARK, int)  # with PTTL
@@ -151,9 +156,12 @@ class ValueRequest(Request):
         fingerprint: Of the usable values.
         asked: The flight's request; `None` at a replica, which grants no lease.
         follow_up: Completes an incomplete reply; without it the reply is returned as it is.
+        margin: Milliseconds by which a value counts as old before it is.
 
     Attributes:
-        alone: What an envelope has in its 21st byte and after it if such a value is all that it holds.
+        alone: What an envelope has in its 21st byte and after it if such a value is all that it holds, and is stale for
+            as long as this flight accepts.
+        least: Milliseconds; a value like that is fresh if it has more left.
         is_easy: Whether any value is usable, and this node has all marks.
         has_missed: Whether a plain read has found no value.
         is_long: Whether the value is too long to share a pipeline.
@@ -169,12 +177,14 @@ class ValueRequest(Request):
         "is_long",
         "key",
         "last",
+        "least",
+        "margin",
         "node",
         "tags",
         "ttl",
     )
 
-    def __init__(  # noqa: PLR0917  # made in a few places, thousands of times a second
+    def __init__(  # noqa: PLR0913, PLR0917  # made in a few places, thousands of times a second
         self,
         node: Node,
         key: str,
@@ -184,6 +194,7 @@ class ValueRequest(Request):
         fingerprint: bytes = NO_FINGERPRINT,
         asked: AcquireRequest | None = None,
         follow_up: FollowUp | None = None,
+        margin: int = 0,
     ) -> None:
         self._callback = None
         self._reply = None
@@ -196,7 +207,10 @@ class ValueRequest(Request):
         self.tags = tags
         self.ttl = ttl
         self.fingerprint = fingerprint
-        self.alone = single_value_head(fingerprint)
+        stale = 0 if asked is None or not asked.window else round(asked.window * 1000)
+        self.alone = single_value_head(fingerprint, stale)
+        self.margin = margin
+        self.least = stale + margin
         self.asked = asked
         self.is_easy = asked is None or not asked.reject
         self.has_missed = False
@@ -208,7 +222,8 @@ class ValueRequest(Request):
         assert asked is not None
         keys = (f"{self.key}:v", f"{self.key}:l")
         last, lease = min(self.last, longest), round(asked.lease * 1000) or 1
-        args = (asked.token, lease, last, asked.reject, asked.previous_token, self.fingerprint)
+        reject, window = asked.reject, round(asked.window * 1000)
+        args = (asked.token, lease, last, reject, asked.previous_token, self.fingerprint, window, self.margin)
         return Call(list, scripts.ACQUIRE, keys, args)
 
     @property
@@ -308,13 +323,18 @@ class Pipeline:
         for request, ttl, value in zip(self._reads, replies[0:values:2], replies[1:values:2], strict=True):
             has_marks, marks_here = marks[request.tags, request.ttl]
             is_whole = value.__class__ is bytes and ttl.__class__ is int and len(value) <= self._longest
-            if is_whole and has_marks and request.is_easy and value.startswith(request.alone, COUNT_AT):
+            if (
+                is_whole
+                and has_marks
+                and request.is_easy
+                and ttl > request.least
+                and value.startswith(request.alone, COUNT_AT)
+            ):
                 # The common case, kept short.
                 self.reads += 1
                 self.hits += 1
                 if not request.done():
-                    stored = Stored(value, ttl / 1000 if ttl > 0 else 0.0)
-                    request.finish(AcquireResult("hit", stored, 0.0, marks_here))
+                    request.finish(AcquireResult("hit", Stored(value, ttl / 1000), 0.0, marks_here))
             else:
                 self._settle(request, _as_acquired(request, ttl, value), (has_marks, marks_here), again)
         for request, reply in zip(self._acquisitions, replies[values:first_mark], strict=True):
@@ -349,17 +369,19 @@ class Pipeline:
     ) -> None:
         """Give *request* its answer, unless it has to be sent again."""
         has_marks, marks = marks_of
-        is_hit = reply.__class__ is list and len(reply) == 3  # noqa: PLR2004  # HIT, its ttl, the value
+        is_answer = reply.__class__ is list
+        is_hit = is_answer and reply[0] == b"HIT"
         if request.asked is None or not (request.asked.reject or request.has_missed or request.is_long):
             self.reads += 1
             self.hits += is_hit
-        if is_hit and self._longest < len(reply[2]) and self._longest < request.last:
+        length = len(reply[2]) if is_answer and len(reply) > 2 else 0  # noqa: PLR2004  # with a value
+        if self._longest < length and self._longest < request.last:
             request.is_long = True
             again.append(request)
         elif (reply is None or (self._uses_plain_reads and not has_marks)) and request.asked is not None:
             request.has_missed = True
             again.append(request)
-        elif has_marks and request.is_easy and reply.__class__ is list:
+        elif has_marks and request.is_easy and is_answer:
             request.finish(as_result(reply, marks, self._sent_at))
         else:
             request.finish((reply, marks))
@@ -371,14 +393,19 @@ def as_result(reply: Any, marks: tuple[bytes, ...], sent_at: float | None = None
     left = left / 1000 if left > 0 else 0.0
     if kind == b"HIT":
         return AcquireResult("hit", Stored(reply[2], left), 0.0, marks)
-    return AcquireResult(_KINDS[kind], None, left, marks, sent_at)
+    if len(reply) == 2:  # noqa: PLR2004  # without a value or a text
+        return AcquireResult(_KINDS[kind], None, left, marks, sent_at)
+    _, _, value, ttl, *text = reply
+    stored = Stored(value, ttl / 1000 if ttl > 0 else 0.0) if value else None
+    return AcquireResult(_KINDS[kind], stored, left, marks, sent_at, b"".join(text).decode("ascii", "replace"))
 
 
 def _as_acquired(request: ValueRequest, ttl: Any, value: Any) -> Any:
-    """Return what ACQUIRE would have replied; `None` if there is no usable value."""
+    """Return what ACQUIRE would have replied; `None` if there is no fresh value."""
     if value.__class__ is bytes and ttl.__class__ is int:
         unwanted = b"" if request.asked is None else request.asked.reject
-        return [b"HIT", ttl, value] if may_have_usable(value, ttl, request.fingerprint, unwanted) else None
+        freshness = freshness_of(value, ttl, request.fingerprint, unwanted, margin=request.margin)
+        return [b"HIT", ttl, value] if freshness == "fresh" else None
     refusal = ttl if isinstance(ttl, Refused) else value
     return refusal if request.asked is None or isinstance(refusal, Redirected) else None
 
