@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from random import random
 from typing import Any, Literal, TypeVar, cast
+from weakref import ref
 from zlib import crc32
 
 from ._bus.backplane import Backplane
@@ -31,7 +32,7 @@ from ._memory.entry import Entry
 from ._memory.epochs import Generation
 from ._memory.l1 import UNTRUSTED_TTL
 from ._operations.operation import IsolatedValue, Operation, for_caller
-from ._speed.forms import ArgumentCache
+from ._speed.forms import ArgumentCache, Slot
 from ._stats import Counters
 from .errors import invalidation_pending
 
@@ -57,11 +58,13 @@ class DataPath:
         function: Callable[..., Awaitable[Any]],
         build_tags: Callable[..., Sequence[str]] | None,
         answers: ArgumentCache | None = None,
+        flights: ArgumentCache | None = None,
     ) -> Callable[[str, Any, Any, Any], Any]:
         """Return steps 1 and 2 of each call of *function*: a closure, made once for each operation.
 
-        It takes the op, the arguments as a tuple and a dict, and those under which *answers* may know the answer from
-        now on. It returns what L1 keeps, or a flight. It is not async, which saves one coroutine frame for each waiter.
+        It takes the op, the arguments as a tuple and a dict, and those under which *answers* may know the answer, and
+        *flights* the flight, from now on. It returns what L1 keeps, or a flight. It is not async, which saves one
+        coroutine frame for each waiter.
         """
         here, running, counters = self._states.here, self._states.running, operation.counters
         join_or_launch = self.join_or_launch
@@ -74,9 +77,39 @@ class DataPath:
                 if answers is not None and len(op) < MAX_OP_LENGTH and slot.value.__class__ is not IsolatedValue:
                     state.memory.note_in(answers, shown, slot)
                 return slot.value
-            return join_or_launch(state, operation, op, function, args, kwargs, build_tags)  # 2
+            flight = state.board.flights.get(op)  # 2
+            if (
+                flight is None
+                or not self.enabled
+                or self.rollout < 1
+                or not state.memory.may_join(flight.joinable_until)
+            ):
+                return join_or_launch(state, operation, op, function, args, kwargs, build_tags)
+            if not flight.is_noted and flights is not None and len(op) < MAX_OP_LENGTH:
+                flight.is_noted = True
+                state.memory.note_in(flights, shown, Slot(ref(flight), flight.joinable_until))
+            counters.joins += 1
+            return flight
 
         return lookup_or_launch
+
+    def make_rejoin(self, operation: Operation) -> "Callable[[ref[Flight[Any]]], Flight[Any] | None]":
+        """Return what tells whether a call may join a flight that calls with the same arguments have joined."""
+        counters = operation.counters
+
+        def rejoin(known: "ref[Flight[Any]]") -> Flight[Any] | None:
+            flight = known()
+            if (
+                flight is None
+                or not self.enabled
+                or self.rollout < 1
+                or flight.board.flights.get(flight.op) is not flight
+            ):
+                return None
+            counters.joins += 1
+            return flight
+
+        return rejoin
 
     def peek(self, op: str, operation: Operation | None = None) -> Entry[Any] | None:
         """Return the fresh entry of *op*, with the value that a caller of *operation* gets; count nothing."""

@@ -12,6 +12,7 @@ from importlib import import_module
 from importlib.util import find_spec, module_from_spec
 from types import ModuleType
 from typing import Any
+from uuid import UUID
 from weakref import ref
 
 import fuzz_forms
@@ -21,7 +22,7 @@ from stampede_guard import Guard, GuardClosed, coalesce
 from stampede_guard._memory.l1 import Memory
 from stampede_guard._speed import forms as chosen
 from stampede_guard._speed import pure
-from stampede_guard.testing import ManualClock
+from stampede_guard.testing import Gate, ManualClock
 
 FORMS = ("pure", "compiled")
 
@@ -620,6 +621,32 @@ async def test_third_call_never_reaches_memory(guard: Guard, caches: list[Any]) 
     assert ["7 in en"] * 5 + ["7 in fr"] == answers
     assert 1 == known
     assert (2, 4, 6) == (guard.stats().loads, guard.stats().l1_hits, guard.stats().calls)
+
+
+@pytest.mark.parametrize(("menu_id", "known"), [(7, 1), ("7" * 300, 0), (7.5, 0), (UUID(int=7), 0)])
+@pytest.mark.parametrize("options", [{}, {"ttl": 60, "isolate": True}], ids=["alone", "isolated"])
+async def test_flight_that_is_found_by_arguments(
+    options: dict[str, Any], menu_id: object, known: int, guard: Guard, caches: list[Any]
+) -> None:
+    """Callers of a flight are led to it by their arguments from the third on, if these are plain and short."""
+    gate = Gate()
+
+    @coalesce("menu-{menu_id}", guard=guard, **options)
+    async def load(menu_id: object) -> str:
+        await gate.passage()
+        return f"soup {menu_id}"
+
+    lengths = []
+    tasks = []
+    for _ in range(4):
+        tasks.append(asyncio.create_task(load(menu_id)))
+        await asyncio.sleep(0)
+        lengths.append(len(caches[-1]))
+    gate.open()
+
+    assert [f"soup {menu_id}"] * 4 == [await task for task in tasks]
+    assert [0, known, known, known] == lengths
+    assert (1, 3, 0) == (guard.stats().executions, guard.stats().joins, guard.stats().l1_hits)
 
 
 async def test_evicted_late_if_only_the_front_used_it(guard: Guard) -> None:

@@ -32,7 +32,7 @@ from .._operations.operation import NO_ANNOTATION, Operation, for_caller
 from .._operations.options import Options, shown
 from .._operations.policy import Policy
 from .._speed.call import call_lines
-from .._speed.forms import MISS, ArgumentCache, FunctionProxy
+from .._speed.forms import MISS, ArgumentCache, FunctionProxy, HitCounter
 from ..errors import ConfigurationError, InvalidKey, NotCoalescable
 
 P = ParamSpec("P")
@@ -266,22 +266,27 @@ def _compile_call(
 ) -> Callable[..., Coroutine[Any, Any, Any]]:
     """Return the coroutine function that stands in for *function*; `_speed/call.py` shows what it reads."""
     policy = operation.policy
-    answers = None
-    if spec.arguments is not None and policy.ttl is not None and not policy.isolate:
-        answers = ArgumentCache(operation.counters, _ROOM)
+    answers = flights = None
+    if spec.arguments is not None:
+        if policy.ttl is not None and not policy.isolate:
+            answers = ArgumentCache(operation.counters, _ROOM)
+        flights = ArgumentCache(HitCounter(), _ROOM)
     parameters = parameters_of(function)
     lines = call_lines(
         forwarding(parameters),
         *as_tuple_and_dict(parameters),
-        None if answers is None else spec.arguments,
+        spec.arguments,
+        has_answers=answers is not None,
     )
     names = {
         "_sg_answers": answers,
         "_sg_build": spec.build,
         "_sg_flight": Flight,
+        "_sg_flights": flights,
         "_sg_for_caller": operation.for_caller if policy.isolate else for_caller,
-        "_sg_lookup_or_launch": guard._path.make_lookup(operation, function, build_tags, answers),
+        "_sg_lookup_or_launch": guard._path.make_lookup(operation, function, build_tags, answers, flights),
         "_sg_miss": MISS,
+        "_sg_rejoin": guard._path.make_rejoin(operation),
         "_sg_timeout": policy.wait_timeout,
         "_sg_wait": wait_one,
     }

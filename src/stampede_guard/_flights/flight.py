@@ -41,6 +41,7 @@ class Board(Protocol):
     """The part of a scoreboard that a flight uses."""
 
     budgets: Budgets
+    flights: "dict[str, Flight[Any]]"  # the current one of each op
 
     def clear(self, flight: "Flight[Any]", ahead: "Flight[Any] | None" = None) -> None:
         """Take *flight* off, since it lands; *ahead* is the flight that it was queued behind."""
@@ -117,6 +118,7 @@ class Flight(Generic[T]):
     _waiters: list[asyncio.Future[str]] = field(default_factory=list)
     _present: int = 0
     _was_joined: bool = False
+    is_noted: bool = False  # an argument cache leads to it
     _value: Any = None
     _failure: Failure | None = None
 

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from ..errors import RecursiveLoad, StampedeGuardError, WaitTimeout
 from .awaited import is_awaited_by
-from .flight import LANDED, Flight, Wait, running_flight
+from .flight import LANDED, Flight, Wait, current_flight, running_flight
 
 T = TypeVar("T")
 
@@ -31,7 +31,7 @@ async def wait_one(flight: Flight[T], timeout: float | None = None) -> T:  # noq
     """
     waiter = flight.join()
     if waiter is not None:  # few names: ten thousand waiters have as many of each
-        outer = _begin_wait(waiter, flight)
+        outer = None if current_flight.get() is None else _begin_wait(waiter, flight)
         timer = None if timeout is None else flight.loop.call_later(timeout, _give_up, (waiter,))
         try:
             if await waiter is not LANDED:
