@@ -10,7 +10,7 @@ from aiocache.plugins import BasePlugin
 from aiocache.serializers import NullSerializer
 from redis.asyncio.connection import parse_url
 
-from stampede_guard import Guard, coalesce, coalesce_many
+from stampede_guard import Guard, Health, coalesce, coalesce_many
 
 from .database import Connection
 from .menus import MenuRepository, SerializedMenu, version_of
@@ -53,6 +53,7 @@ class MenuCache:
         changing: Opens a transaction; reads after its commit see the changes that were noted in it.
         counts: Returns what the reads have cost so far.
         stats: Returns the guard's own statistics, or ``None`` without a guard.
+        health: Returns what is wrong with the guard; without a guard, nothing is.
     """
 
     load: Callable[[int], Awaitable[bytes | None]]
@@ -60,6 +61,7 @@ class MenuCache:
     changing: Callable[[Connection], AbstractAsyncContextManager[NoteChange]]
     counts: Callable[[], Counts]
     stats: Callable[[], dict[str, object] | None] = lambda: None
+    health: Callable[[], Health] = Health
 
 
 @asynccontextmanager
@@ -116,7 +118,7 @@ async def guarded(settings: Settings, menus: MenuRepository) -> AsyncGenerator[M
         return Counts(stats.calls, stats.executions, stats.loads, stats.l2_reads)
 
     async with guard:
-        yield MenuCache(load, load_summaries, changing, counts, lambda: guard.stats().as_dict())
+        yield MenuCache(load, load_summaries, changing, counts, lambda: guard.stats().as_dict(), guard.health)
 
 
 @asynccontextmanager

@@ -21,6 +21,8 @@ from .settings import Mode
 
 Id = Annotated[int, Path(ge=0, le=MAX_ID)]
 MAX_LISTED = 100
+# Reasons for which another process is the better choice.
+OWN_TROUBLES = frozenset({"not_open", "load_overdue", "loads_queued"})
 
 logger = logging.getLogger(__name__)
 # FastAPI tries every route of a router for each request, so the compared routes have own routers.
@@ -141,6 +143,17 @@ async def read_stats(request: Request) -> dict[str, Any]:
 async def is_alive() -> dict[str, str]:
     """Answer: the process is up."""
     return {"status": "ok"}
+
+
+@router.get("/health")
+async def read_health(request: Request) -> JSONResponse:
+    """Say what is wrong with the guard. Its status is 503 only for what is wrong with this process alone.
+
+    While Redis is down, each instance goes on without it. If each said 503, none would be left.
+    """
+    health = service_of(request).cache.health()
+    is_unready = any(reason.code in OWN_TROUBLES for reason in health.reasons)
+    return JSONResponse(health.as_dict(), status_code=503 if is_unready else 200)
 
 
 @router.get("/readyz")

@@ -6,6 +6,7 @@ from ._decorators.many import CoalescedMany, CoalescedManyMethod, coalesce_many
 from ._flights.scoreboard import Scoreboard
 from ._guard import Guard
 from ._memory.entry import Entry
+from ._readiness.health import Health, Reason
 from ._speed.forms import is_compiled
 from ._stats import Stats
 from .errors import (
@@ -36,6 +37,7 @@ __all__ = (
     "Entry",
     "Guard",
     "GuardClosed",
+    "Health",
     "InvalidKey",
     "InvalidationPending",
     "LoadCancelled",
@@ -43,6 +45,7 @@ __all__ = (
     "LoadFailed",
     "LoadTimeout",
     "NotCoalescable",
+    "Reason",
     "RecursiveLoad",
     "Scoreboard",
     "StampedeGuardError",

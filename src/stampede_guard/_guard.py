@@ -20,6 +20,7 @@ from ._operations.options import Duration, Options, count, fraction, namespace_n
 from ._operations.policy import Policy
 from ._operations.registry import Registry
 from ._path import DataPath
+from ._readiness.health import Health, health_of
 from ._stats import Stats, total
 from .errors import ConfigurationError, InvalidKey
 from .stores import LeasingStore, Store
@@ -242,6 +243,13 @@ class Guard:
     def stats(self) -> Stats:
         """Return a snapshot of the counters, in total and of each operation."""
         return total(self._registry.counters.items())
+
+    def health(self) -> Health:
+        """Return what is wrong in the running event loop, for a readiness probe; it asks no server.
+
+        Before the guard is entered it says so, unless there is no store.
+        """
+        return health_of(self._states)
 
     def _add_operation(self, name: str, policy: Policy, **options: Any) -> Operation:
         """Return a new operation of this guard; options are those of `Operation`.

@@ -19,6 +19,7 @@ from demo_api.seeding import seed
 from demo_api.servers import HOST, embedded_servers, free_port, valkey_server, wait_until
 from demo_api.settings import Mode, Settings
 from demo_api.topologies import valkey_sentinels
+from stampede_guard import Guard, Health, Reason
 
 MakeSettings = Callable[..., Settings]
 Serve = Callable[[Settings], AbstractContextManager[str]]
@@ -444,6 +445,32 @@ def test_a_service_does_without_redis(make_settings: MakeSettings, serve: Serve,
 
     assert (200, "degraded", "does not answer") == (ready.status_code, ready.json()["status"], ready.json()["redis"])
     assert 200 == menu.status_code
+
+
+def test_a_service_tells_of_its_guard(make_settings: MakeSettings, serve: Serve) -> None:
+    """Without Redis the guard names the server that is missing, and the service is still to be used."""
+    with valkey_server() as valkey, serve(make_settings(redis_url=valkey.url)) as url:
+        before = httpx.get(f"{url}/health")
+        valkey.kill()
+        wait_until(lambda: not httpx.get(f"{url}/health").json()["is_healthy"], "the loss of Redis")
+        after = httpx.get(f"{url}/health")
+
+    assert (200, {"is_healthy": True, "reasons": []}) == (before.status_code, before.json())
+    assert 200 == after.status_code
+    assert {reason["code"] for reason in after.json()["reasons"]} <= {"bus_lost", "store_unavailable"}
+
+
+@pytest.mark.parametrize(("code", "status"), [("load_overdue", 503), ("bus_lost", 200)])
+def test_a_service_is_unready_for_reasons_of_its_own(
+    code: Any, status: int, make_settings: MakeSettings, serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only what another process would do better takes a process out of use."""
+    monkeypatch.setattr(Guard, "health", lambda _: Health((Reason(code, "so it is"),)))
+    with serve(make_settings()) as url:
+        response = httpx.get(f"{url}/health")
+
+    assert status == response.status_code
+    assert [{"code": code, "text": "so it is"}] == response.json()["reasons"]
 
 
 def test_a_service_behind_sentinels(make_settings: MakeSettings, serve: Serve) -> None:

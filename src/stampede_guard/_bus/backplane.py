@@ -86,6 +86,7 @@ class Backplane:
         self._tasks: list[asyncio.Task[None]] = []
         self._was_tried = asyncio.Event()
         self._echoes: dict[bytes, float] = {}  # those under way, by payload: when each was sent
+        self._trusted_until = 0.0  # instant
         self._silence = 0.0  # seconds since an echo arrived in time
         self._is_up: bool | None = None
         self._node = ""  # name of the subscription's server
@@ -93,12 +94,19 @@ class Backplane:
     async def open(self, timeout: float) -> None:  # noqa: ASYNC109  # a timeout is no error: the bus may come later
         """Begin to listen; wait at most *timeout* seconds until the first attempt has succeeded or failed."""
         self._listener.on_lost()
+        self._trusted_until = self._clock()
         loop = asyncio.get_running_loop()
         upkeep = {"listen": self._listen, "echo": self._send_echoes, "repeat": self._repeat_invalidations}
         self._tasks = [loop.create_task(run(), name=name) for name, run in upkeep.items()]
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout):
                 await self._was_tried.wait()
+
+    @property
+    def untrusted_for(self) -> float | None:
+        """Seconds for which no message would have told of an invalidation; `None` while the bus is trusted."""
+        silence = self._clock() - self._trusted_until
+        return None if silence < 0 else silence
 
     async def aclose(self) -> None:
         """Stop listening."""
@@ -160,13 +168,15 @@ class Backplane:
             # Once is enough: values that L1 gets from now on have the short life of those without a bus.
             self._listener.on_lost()
         self._is_up = False
+        self._trusted_until = min(self._trusted_until, self._clock())
         self._was_tried.set()
         self._wake_all()
 
     def _trust(self, sent_at: float) -> None:
         """Note that all that was published before *sent_at* has arrived."""
         self._silence = 0.0
-        self._listener.on_alive(sent_at + _TRUST)
+        self._trusted_until = sent_at + _TRUST
+        self._listener.on_alive(self._trusted_until)
 
     def _handle(self, received: bytes | KeysChanged | Echo) -> None:
         if isinstance(received, Echo):

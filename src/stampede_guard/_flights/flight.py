@@ -109,6 +109,7 @@ class Flight(Generic[T]):
     loader_called: bool = False  # what it reads may be older than a caller that comes now
     awaits: dict[object, Wait] = field(default_factory=dict)  # what calls within its load wait for, by their waiters
     _deadlines: Deadlines | None = None  # while the loader's time runs
+    ran_out_at: float | None = None  # instant of the loop's clock at which its budget was used up
     landed: bool = False
     is_over: bool = False  # its task has ended; a load that ignores its cancellation goes on after the landing
     on_settled: Callable[[], object] | None = None  # called when it waits elsewhere, and when it is over
@@ -330,6 +331,7 @@ class Flight(Generic[T]):
 
     def run_out(self, budget: float) -> None:
         """End: the load has taken longer than *budget* seconds."""
+        self.ran_out_at = self.loop.time()
         self.abort(LoadTimeout(f"{self.op}: the loader took longer than load_timeout={budget:g} s"))
 
     def abort(self, error: Exception) -> None:

@@ -11,7 +11,7 @@ callers that hang up at once stall the loop. And a waiter leaves it only by a sl
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 from weakref import WeakValueDictionary
@@ -82,6 +82,11 @@ class Limiter:
                 return
         self._free += 1
 
+    @property
+    def queue(self) -> tuple[int, int]:
+        """How many loads wait for a slot, and how many slots there are."""
+        return len(self._queue), self._max_loads
+
     def __repr__(self) -> str:
         return f"<Limiter {self._max_loads - self._free} of {self._max_loads} taken, {len(self._queue)} queued>"
 
@@ -112,3 +117,7 @@ class Limiters:
         if limiter is None:
             limiter = self._named[name, max_loads] = Limiter(max_loads, self._all)
         return limiter
+
+    def queues(self) -> Iterator[tuple[int, int]]:
+        """Yield for each limiter how many loads wait for a slot, and how many slots there are."""
+        return (limiter.queue for limiter in (self._all, *self._named.values()) if limiter is not None)

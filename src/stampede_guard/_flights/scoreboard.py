@@ -6,7 +6,7 @@ After *singleflight* (golang.org/x/sync) and the debouncer of "Avoiding cache st
 import asyncio
 import logging
 import os
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextvars import Context
 from functools import partial
 from typing import Any, TypeVar
@@ -220,6 +220,10 @@ class Scoreboard:
             elif flight.is_reading:
                 steps.append(flight.direct_read_done())
         return steps
+
+    def overdue(self) -> Iterator[float]:
+        """Yield for each load that runs on after its budget when that was used up, by the loop's clock."""
+        return (flight.ran_out_at for flight in self._up if flight.ran_out_at is not None)
 
     def disown(self) -> None:
         """Forget flights that will never land here: this process was forked."""

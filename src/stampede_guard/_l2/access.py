@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import nullcontext
 from typing import TypeVar
 
@@ -50,6 +50,10 @@ class StoreAccess:
         if breaker is None:
             breaker = self._breakers[node] = Breaker(node, self._clock)
         return breaker
+
+    def open_nodes(self) -> Iterator[str]:
+        """Yield the names of the servers that requests are kept from."""
+        return (node for node, breaker in self._breakers.items() if not breaker.is_closed)
 
     def reserve(self, node: str) -> Breaker | None:
         """Return the breaker of *node* if an operation can start at once; `release` it afterwards."""

@@ -69,6 +69,9 @@ class UnconfirmedInvalidations:
         """Whether none is unconfirmed, or ever was forgotten."""
         return not self._unconfirmed and self.lost_at is None
 
+    def __len__(self) -> int:
+        return len(self._unconfirmed)
+
     def of(self, key: str) -> Invalidation | None:
         """Return the unconfirmed invalidation of *key*."""
         return self._unconfirmed.get(key)

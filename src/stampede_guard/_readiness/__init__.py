@@ -1,0 +1,1 @@
+"""Whether a process is ready for traffic, and how it gets ready."""
