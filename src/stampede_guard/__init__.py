@@ -4,7 +4,9 @@ from ._codecs.codec import Codec
 from ._decorators.coalesce import Coalesced, coalesce
 from ._decorators.many import CoalescedMany, CoalescedManyMethod, coalesce_many
 from ._flights.scoreboard import Scoreboard
+from ._freshness import previous
 from ._guard import Guard
+from ._memory.answer import Answer, Previous
 from ._memory.entry import Entry
 from ._readiness.health import Health, Reason
 from ._speed.forms import is_compiled
@@ -20,6 +22,7 @@ from .errors import (
     LoadFailed,
     LoadTimeout,
     NotCoalescable,
+    RecentFailure,
     RecursiveLoad,
     StampedeGuardError,
     WaitTimeout,
@@ -28,6 +31,7 @@ from .errors import (
 )
 
 __all__ = (
+    "Answer",
     "CannotEncode",
     "Coalesced",
     "CoalescedMany",
@@ -45,7 +49,9 @@ __all__ = (
     "LoadFailed",
     "LoadTimeout",
     "NotCoalescable",
+    "Previous",
     "Reason",
+    "RecentFailure",
     "RecursiveLoad",
     "Scoreboard",
     "StampedeGuardError",
@@ -56,4 +62,5 @@ __all__ = (
     "coalesce",
     "coalesce_many",
     "is_compiled",
+    "previous",
 )

@@ -51,6 +51,7 @@ class Guard:
         enabled: `False` keeps both tiers but shares no flights: each miss loads for itself.
         rollout: Fraction of all ops, always the same ones, whose flights are shared; the others go as if disabled.
         drain_timeout: Seconds that leaving the guard waits for flights before it cancels them.
+        defaults: Options of operations that do not give them.
         clock: Monotonic seconds, for tests.
 
     Raises:
@@ -72,6 +73,7 @@ class Guard:
         enabled: bool = True,
         rollout: float = 1.0,
         drain_timeout: Duration = 5.0,
+        defaults: Options | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         rollout = fraction("rollout", rollout)
@@ -82,6 +84,7 @@ class Guard:
             count("max_loads", max_loads)
         self._drain_timeout = seconds("drain_timeout", drain_timeout, zero=True)
         self._clock = clock
+        self._defaults = Policy.checked_defaults(defaults or {})
         times = {"deadline": deadline, "connect_timeout": connect_timeout}
         make_store = store_maker(store, max_bytes, **times, max_connections=max_connections, tracking=tracking)
         epochs = Epochs()
@@ -90,7 +93,7 @@ class Guard:
         self._path = DataPath(self._states, enabled, rollout)
         self._invalidator = Invalidator(self._states, epochs)
         self._registry = Registry()
-        self._fetches = FetchOperations(partial(self._registry.make, has_store=self.has_store))
+        self._fetches = FetchOperations(partial(self._registry.make, has_store=self.has_store), self._defaults)
 
     @property
     def has_store(self) -> bool:

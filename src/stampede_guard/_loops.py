@@ -7,6 +7,7 @@ the loop, and dies with it.
 
 import asyncio
 import os
+import time
 from collections.abc import Callable, Iterable
 from contextvars import Context
 from functools import partial
@@ -18,6 +19,7 @@ from ._bus.backplane import Backplane
 from ._bus.tracking import Tracking
 from ._flights.flight import Flight
 from ._flights.limiter import Limiters
+from ._flights.pauses import Pauses
 from ._flights.scoreboard import Scoreboard
 from ._l2.sender import Confirmation
 from ._l2.tier import Tier
@@ -59,6 +61,8 @@ class LoopState:
         backplane: What it hears of other processes, if the store has a bus.
         tracking: What it hears of writes past the library, if the store was asked to tell.
         limits: How many loads may run at once.
+        pauses: Of ops whose loads have failed.
+        clock: Monotonic seconds.
         epochs: The guard's.
         depth: How often the guard was entered here.
         news: Changes that other threads have left word of, and that are not made yet.
@@ -69,6 +73,7 @@ class LoopState:
         "__weakref__",
         "backplane",
         "board",
+        "clock",
         "depth",
         "epochs",
         "is_told",
@@ -76,6 +81,7 @@ class LoopState:
         "loop",
         "memory",
         "news",
+        "pauses",
         "tier",
         "tracking",
     )
@@ -87,6 +93,8 @@ class LoopState:
         tier: Tier | None,
         epochs: Epochs,
         limits: Limiters,
+        *,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.loop = ref(loop)
         self.board = Scoreboard()
@@ -97,6 +105,8 @@ class LoopState:
         if tier is not None and "tracking" in tier.capabilities:
             self.tracking = Tracking(tier, memory, self.on_invalidated, self.on_cleared)
         self.limits = limits
+        self.clock = clock
+        self.pauses = Pauses(clock)
         self.depth = 0
         self.news: dict[Change, None] = {}
         self.is_told = False
@@ -108,6 +118,13 @@ class LoopState:
         """Drop *op* from memory, and let its next caller start afresh."""
         self.memory.drop(op)
         self.board.forget(op)
+        self.pauses.forget(op)
+
+    def soften(self, op: str) -> None:
+        """Let *op* be stale from now on, and its next caller start afresh."""
+        self.memory.soften(op)
+        self.board.forget(op)
+        self.pauses.forget(op)
 
     def forget_tagged(self, tag: str) -> None:
         """Do so for every op that has *tag*."""
@@ -118,6 +135,7 @@ class LoopState:
         """Do so for every op."""
         self.memory.clear()
         self.board.forget_all()
+        self.pauses.forget_all()
 
     def make(self, change: Change) -> Confirmation | None:
         """Make *change*; return what tells when the store has confirmed it, if that is told."""
@@ -275,7 +293,7 @@ def make_loop_state(  # noqa: PLR0917  # a guard's options
             )
             raise ConfigurationError(message)
         tier = Tier(store, namespace, max_bytes, clock, instance)
-    state = LoopState(loop, Memory(maxsize, clock, loop), tier, epochs, Limiters(max_loads))
+    state = LoopState(loop, Memory(maxsize, clock, loop), tier, epochs, Limiters(max_loads), clock=clock)
     if tier is not None and "backplane" in tier.capabilities:
         state.backplane = Backplane(tier, instance, state, clock)
     return state

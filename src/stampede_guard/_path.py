@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
+from math import inf
 from random import random
 from typing import Any, Literal, TypeVar, cast
 from weakref import ref
@@ -24,17 +25,19 @@ from zlib import crc32
 from ._bus.backplane import Backplane
 from ._flights.flight import Flight
 from ._flights.waiting import wait_all, wait_one
+from ._freshness import Freshness, OldValue, Origin, answer_in_pause, last_in_memory, origin_in_memory
 from ._keys.spec import MAX_OP_LENGTH
 from ._l2.lease import Found, Lease, LeaseLapsed
 from ._l2.tier import Tier
 from ._loops import Change, LoopState, LoopStates
+from ._memory.answer import Answer, Previous
 from ._memory.entry import Entry
 from ._memory.epochs import Generation
 from ._memory.l1 import UNTRUSTED_TTL
 from ._operations.operation import IsolatedValue, Operation, for_caller
 from ._speed.forms import ArgumentCache, Slot
 from ._stats import Counters
-from .errors import invalidation_pending
+from .errors import RecentFailure, invalidation_pending
 
 T = TypeVar("T")
 LoadT = TypeVar("LoadT", bound=Callable[[], Awaitable[Any]])
@@ -63,11 +66,12 @@ class DataPath:
         """Return steps 1 and 2 of each call of *function*: a closure, made once for each operation.
 
         It takes the op, the arguments as a tuple and a dict, and those under which *answers* may know the answer, and
-        *flights* the flight, from now on. It returns what L1 keeps, or a flight. It is not async, which saves one
-        coroutine frame for each waiter.
+        *flights* the flight, from now on. It returns what L1 keeps, fresh or old, or a flight. It is not async, which
+        saves one coroutine frame for each waiter.
         """
         here, running, counters = self._states.here, self._states.running, operation.counters
-        join_or_launch = self.join_or_launch
+        may_answer_old = operation.policy.may_answer_old
+        find = self.old_or_flight if may_answer_old else self.join_or_launch
 
         def lookup_or_launch(op: str, args: Any, kwargs: Any, shown: Any) -> Any:
             state = here() or running()
@@ -80,11 +84,12 @@ class DataPath:
             flight = state.board.flights.get(op)  # 2
             if (
                 flight is None
+                or may_answer_old
                 or not self.enabled
                 or self.rollout < 1
                 or not state.memory.may_join(flight.joinable_until)
             ):
-                return join_or_launch(state, operation, op, function, args, kwargs, build_tags)
+                return find(state, operation, op, function, args, kwargs, build_tags)
             if not flight.is_noted and flights is not None and len(op) < MAX_OP_LENGTH:
                 flight.is_noted = True
                 state.memory.note_in(flights, shown, Slot(ref(flight), flight.joinable_until))
@@ -118,6 +123,27 @@ class DataPath:
             return None
         value = for_caller(slot.value) if operation is None else operation.for_caller(slot.value)
         return Entry(value, slot.fresh_until)
+
+    async def answer(
+        self,
+        operation: Operation,
+        op: str,
+        load: Callable[[], Awaitable[T]],
+        build_tags: Callable[[], Sequence[str]] | None = None,
+    ) -> Answer[T]:
+        """Return what `get` returns, with what is known of its freshness."""
+        state = self._states.running()
+        slot = state.memory.get(op)  # 1
+        if slot is not None:
+            operation.counters.l1_hits += 1
+            return origin_in_memory(operation, slot).answer(state, operation, slot.value)
+        found = self._find(state, operation, op, load, (), {}, build_tags)  # 2
+        if isinstance(found, OldValue):
+            return found.origin.answer(state, operation, found.kept)
+        kept = await wait_one(found, operation.policy.wait_timeout)
+        interim: OldValue | None = found.interim
+        origin: Origin = found.origin if interim is None or kept is not interim.kept else interim.origin
+        return origin.answer(state, operation, kept)
 
     async def get(
         self,
@@ -153,15 +179,21 @@ class DataPath:
         state = self._states.running()
         answers: list[Any] = [None] * len(ops)
         flights: dict[int, Flight[Any]] = {}
+        find: Any = self.old_or_flight
+        if is_refresh or not operation.policy.may_answer_old:
+            find = partial(self.join_or_launch, is_refresh=is_refresh, replaces=replaces)
         for position, op in enumerate(ops):
             slot = None if is_refresh else state.memory.get(op)  # 1
             if slot is not None:
+                operation.counters.l1_hits += 1
                 answers[position] = operation.for_caller(slot.value)
                 continue
             load, tags = make_load(position), partial(build_tags, position)
-            how: Any = {"is_refresh": is_refresh, "replaces": replaces, "on_launch": partial(on_launch, load)}
-            flights[position] = self.join_or_launch(state, operation, op, load, (), {}, tags, **how)  # 2
-        operation.counters.l1_hits += len(ops) - len(flights)
+            found = find(state, operation, op, load, (), {}, tags, on_launch=partial(on_launch, load))  # 2
+            if found.__class__ is Flight:
+                flights[position] = found
+            else:
+                answers[position] = operation.for_caller(found)
         if flights:
             landed = await wait_all(tuple(flights.values()), operation.policy.wait_timeout)
             for position, kept in zip(flights, landed, strict=True):
@@ -201,6 +233,26 @@ class DataPath:
             await _check_replaced({op: flight}, value)
         return value
 
+    def old_or_flight(self, state: LoopState, operation: Operation, op: str, *call: Any, **how: Any) -> Any:
+        """Return the old value that is the answer, or else the flight of *op*, as `join_or_launch` does."""
+        found = self._find(state, operation, op, *call, **how)
+        return found.kept if isinstance(found, OldValue) else found
+
+    def _find(self, state: LoopState, operation: Operation, op: str, *call: Any, **how: Any) -> OldValue | Flight[Any]:
+        """Do so; the old value comes with its instants.
+
+        Raises:
+            RecentFailure: a load failed a moment ago, and there is no old value.
+        """
+        if op not in state.board.flights and state.pauses.is_on(op):
+            return answer_in_pause(state, operation, op)
+        flight = self.join_or_launch(state, operation, op, *call, **how)
+        old: OldValue | None = flight.interim
+        if old is None or state.clock() >= old.answers_until:
+            return flight
+        operation.counters.stale += 1
+        return old
+
     def join_or_launch(  # noqa: PLR0913, PLR0917  # what a flight has to know
         self,
         state: LoopState,
@@ -234,7 +286,10 @@ class DataPath:
             lease = Lease(tier, op, tags, *lives, operation.counters, fingerprint)
         load = partial(function, *args, **kwargs)
         generation = operation.lineage.generation
-        steps = FlightLoad(self._states, state, operation, load, lease, epoch, generation, is_shared)
+        freshness = None
+        if operation.policy.may_answer_old or is_refresh:
+            freshness = Freshness(state, operation, last_in_memory(state, operation, op))
+        steps = FlightLoad(self._states, state, operation, load, lease, epoch, generation, is_shared, freshness)
         flight = state.board.launch(
             op,
             steps.run,
@@ -247,9 +302,12 @@ class DataPath:
             replaces=replaces,
             after=before if is_shared else None,
             direct_read=None if lease is None else steps,
+            old_values=None if freshness is None else steps,
         )
         flight.generation = generation
         flight.joinable_until = state.memory.joinable_until()
+        if freshness is not None:
+            freshness.offer(flight)
         if on_launch is not None:
             on_launch(flight)
         return flight
@@ -291,9 +349,10 @@ class FlightLoad:
     _epoch: tuple[int, ...]  # of the op and its tags
     _generation: Generation
     _is_shared: bool  # others can join the flight
+    _freshness: Freshness | None  # the old value, if the operation may answer with one
     _asks_left: int = _ASKS
     _began_at: float = 0.0
-    _trusted_ttl: float | None = None  # seconds that L1 may keep what was loaded, if L2 did not confirm it
+    _longest: float = inf  # seconds that L1 may keep what was loaded: few if L2 did not confirm it
 
     def start(self, flight: Flight[Any], on_answer: Callable[[], None]) -> bool:
         """Send the read of L2 now, if nothing has to be waited for first; *on_answer* is called with the reply."""
@@ -308,28 +367,38 @@ class FlightLoad:
 
     async def run(self, flight: Flight[Any]) -> Any:
         """Return what *flight* lands with, unless `result` has: the value that L2 has, or a new one."""
-        operation, policy, lease = self._operation, self._operation.policy, self._lease
         if flight.is_queued:
             await self._wait_for_turn(flight)
         while True:
-            found = None if lease is None else await self._read_or_acquire(flight, lease)  # 3, 4
+            found = None if self._lease is None else await self._read_or_acquire(flight, self._lease)  # 3, 4
             if found is not None:
                 return self._put_found(flight, found)  # 7
             try:
                 value = await self._call_loader(flight)  # 5
-                break
             except LeaseLapsed:
                 flight.will_load = False
                 flight.stop_clock()
-        payload = operation.encode(value) if lease is not None or policy.isolate else None
-        version = None if policy.version is None else operation.version_of(value)
-        kept = operation.isolate_value(value, payload) if policy.isolate else value
-        is_latest = lease is None or await self._fill(flight, lease, payload, version)  # 6
+            else:
+                return await self._keep(flight, value)  # 6, 7
+
+    async def _keep(self, flight: Flight[Any], value: Any) -> Any:
+        """Store what was loaded in both tiers, as far as it may be; return what *flight* lands with."""
+        operation, lease = self._operation, self._lease
+        if self._freshness is not None:
+            self._freshness.note_success(flight.op)
+        life, l2_life = operation.life("ttl", value), operation.life("l2_ttl", value)
+        is_isolated = operation.policy.isolate
+        payload = operation.encode(value) if lease is not None or is_isolated else None
+        version = None if operation.policy.version is None else operation.version_of(value)
+        kept = operation.isolate_value(value, payload) if is_isolated else value
+        now = self._state.clock()
+        flight.origin = Origin("load", now, now + max(life or 0.0, l2_life or 0.0))
+        is_latest = lease is None or await self._fill(flight, lease, payload, l2_life, version)  # 6
         may_put = is_latest and self._may_put(flight)  # asked before a refresh begins another epoch
         if flight.is_refresh:
             self._replace_older(flight)
         if may_put:
-            self._put(flight, kept, self._trusted_ttl)  # 7
+            self._put(flight, kept, life, longest=self._longest, kept_left=self._longest)  # 7
         elif not flight.landed:
             operation.counters.overtaken += 1
         return kept
@@ -410,24 +479,45 @@ class FlightLoad:
     def _now(self) -> float:
         return cast("Tier", self._state.tier).clock()
 
-    async def _fill(self, flight: Flight[Any], lease: Lease, payload: bytes | None, version: int | None) -> bool:
+    async def _fill(
+        self, flight: Flight[Any], lease: Lease, payload: bytes | None, life: float | None, version: int | None
+    ) -> bool:
         """Store what was loaded, if that can be; return whether L2 knows of nothing later."""
-        policy = self._operation.policy
-        life = _spread(cast("float", policy.l2_ttl), policy.jitter)
         lease.replaces = flight.replaces
+        if life is None:
+            payload, life = None, 0.0
         is_latest = await lease.fill(payload, life, version, partial(self._may_put, flight), self._operation.name)
         if lease.is_store_unavailable and self._state.backplane is not None:
-            self._trusted_ttl = UNTRUSTED_TTL
+            self._longest = UNTRUSTED_TTL
         return is_latest
 
     def _put_found(self, flight: Flight[Any], found: Found) -> Any:
         """Put what L2 has into L1, and return what *flight* lands with."""
         operation = self._operation
         operation.counters.l2_hits += 1
+        flight.origin = Origin("store", -inf, self._state.clock() + (found.life or 0.0))
         kept = operation.isolate(found.payload) if operation.policy.isolate else found.value
         if self._may_put(flight):
-            self._put(flight, kept, found.life)  # 7
+            life = operation.life("ttl", found.value)
+            self._put(flight, kept, life, longest=inf if found.life is None else found.life)  # 7
         return kept
+
+    def previous(self) -> Previous | None:
+        """Return what the loader is told of the old value."""
+        return None if self._freshness is None else self._freshness.previous()
+
+    def rescue(self, flight: Flight[Any], error: Exception) -> tuple[Any] | None:
+        """Return the old value in a tuple of one, if *flight* has failed with *error* and that is the answer then."""
+        freshness = self._freshness
+        assert freshness is not None
+        if not isinstance(error, (*self._operation.policy.stale_on, RecentFailure)):
+            return None
+        is_latest = self._may_put(flight)  # no old value comes back after an invalidation
+        freshness.note_failure(flight.op, error, has_marker=False)
+        if flight.is_refresh or not is_latest or (old := freshness.rescuer()) is None:
+            return None
+        flight.origin = old.origin
+        return (old.kept,)
 
     def _may_put(self, flight: Flight[Any]) -> bool:
         """Whether *flight* is still up, and nothing was invalidated since its epoch."""
@@ -453,13 +543,28 @@ class FlightLoad:
         if not is_told and here.tier is not None:
             flight.confirmation = here.tier.send(here.tier.invalidation(op))
 
-    def _put(self, flight: Flight[Any], kept: object, longest: float | None) -> None:
-        """Put into L1, for at most as long as L2 has it."""
-        policy, state = self._operation.policy, self._state
-        if policy.ttl is not None:
-            ttl = _spread(policy.ttl, policy.jitter)
-            life = ttl if longest is None else min(ttl, longest)
-            state.memory.put(flight.op, kept, life, flight.tags, self._generation)
+    def _put(
+        self,
+        flight: Flight[Any],
+        kept: object,
+        life: float | None,
+        *,
+        longest: float = inf,
+        kept_left: float = inf,
+        age: float = 0.0,
+    ) -> None:
+        """Put into L1, fresh for *life* seconds, or drop what is there if that is `None`.
+
+        In L2 it is fresh for *longest* seconds, and kept for *kept_left*.
+        """
+        state, window = self._state, self._operation.policy.window
+        if life is None:
+            state.memory.drop(flight.op)
+        else:
+            early = min(self._operation.early_margin(), min(life, longest) / 2)
+            fresh = min(life, longest) - early
+            stale = min(early + window, kept_left - fresh)
+            state.memory.put(flight.op, kept, fresh, flight.tags, self._generation, stale, age)
         if self._lease is not None and state.tracking is not None:
             state.tracking.remember(flight.op, self._lease.stored_by)
 
@@ -487,8 +592,3 @@ def _polls() -> Iterator[float]:
     while True:
         yield pause * (1 - random() / 2)  # noqa: S311  # no secret
         pause = min(2 * pause, longest)
-
-
-def _spread(life: float, jitter: float) -> float:
-    """Lengthen or shorten *life* at random, so that what was filled together does not expire together."""
-    return life * (1 + jitter * (2 * random() - 1))  # noqa: S311  # no secret

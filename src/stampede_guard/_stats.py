@@ -24,6 +24,8 @@ class Counters(HitCounter):
         "l2_waits",
         "loads",
         "overtaken",
+        "recent_failures",
+        "stale",
     )
 
     def __init__(self) -> None:
@@ -41,6 +43,8 @@ class Counters(HitCounter):
         self.failures = 0
         self.abandoned = 0
         self.overtaken = 0
+        self.recent_failures = 0
+        self.stale = 0
         self.in_flight = 0
 
 
@@ -48,7 +52,8 @@ class Counters(HitCounter):
 class Stats:
     """A snapshot of the counters of one operation, or of all operations of a guard.
 
-    `calls` is always `l1_hits + joins + executions`. Where several threads count at once, a count may be lost.
+    `calls` is always `l1_hits + joins + executions + recent_failures`. Where several threads count at once, a count
+    may be lost.
 
     Attributes:
         l1_hits: Calls answered by this process's memory.
@@ -67,6 +72,8 @@ class Stats:
         abandoned: Flights whose waiters had all left before they landed.
         overtaken: Loads whose value was not stored: an invalidation or a refresh came meanwhile, the lease was lost,
             or the version is too old.
+        recent_failures: Calls that ended with `RecentFailure`, because a load had failed and the next was not due.
+        stale: Calls that were answered at once with an old value, and loads that were, because they failed.
         in_flight: Flights that are running now.
         operations: The same for each operation, by its key; empty in the snapshot of one.
     """
@@ -85,13 +92,15 @@ class Stats:
     failures: int = 0
     abandoned: int = 0
     overtaken: int = 0
+    recent_failures: int = 0
+    stale: int = 0
     in_flight: int = 0
     operations: Mapping[str, "Stats"] = field(default_factory=dict[str, "Stats"])
 
     @property
     def calls(self) -> int:
         """All calls, however they were answered."""
-        return self.l1_hits + self.joins + self.executions
+        return self.l1_hits + self.joins + self.executions + self.recent_failures
 
     @property
     def l2_reads(self) -> int:
@@ -109,7 +118,17 @@ class Stats:
             f"{self.calls:,} calls = {self.l1_hits:,} L1 hits + {self.joins:,} joins + "
             f"{self.executions:,} executions ({self.l2_hits:,} L2 hits, {self.loads:,} loads)"
         )
-        rest = ("failures", "abandoned", "overtaken", "l2_errors", "l2_undecodable", "l2_unstorable", "l2_skips")
+        rest = (
+            "stale",
+            "recent_failures",
+            "failures",
+            "abandoned",
+            "overtaken",
+            "l2_errors",
+            "l2_undecodable",
+            "l2_unstorable",
+            "l2_skips",
+        )
         troubles = [f"{getattr(self, name):,} {name}" for name in rest if getattr(self, name)]
         return f"<Stats {', '.join([sentence, *troubles])}, {self.in_flight:,} in flight>"
 

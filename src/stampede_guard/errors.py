@@ -13,6 +13,7 @@ StampedeGuardError
 └── LoadError                                the flight ended without an answer
     ├── LoadTimeout (also a TimeoutError)    the loader took longer than `load_timeout`
     ├── LoadCancelled                        the loader was cancelled, by itself or at shut-down
+    ├── RecentFailure                        a load failed a moment ago, and the next is not due yet
     ├── LoadFailed                           the loader's own error could not be copied for this waiter
     ├── RecursiveLoad                        the loader waits for itself
     └── WrongAnswer (also a TypeError)       a loader of many ids returned something else than values for these ids
@@ -39,6 +40,7 @@ __all__ = (
     "LoadFailed",
     "LoadTimeout",
     "NotCoalescable",
+    "RecentFailure",
     "RecursiveLoad",
     "StampedeGuardError",
     "WaitTimeout",
@@ -132,6 +134,20 @@ class LoadCancelled(LoadError):
 
 class LoadFailed(LoadError):
     """The loader's error could not be copied for a second waiter; the message names its type."""
+
+
+class RecentFailure(LoadError):
+    """A load of this op failed a moment ago; until the pause is over none begins, in no process.
+
+    The error of that load is its `__cause__`, if the load was this process's.
+
+    Attributes:
+        retry_after: Seconds until the next load may begin.
+    """
+
+    def __init__(self, message: str = "", *, retry_after: float = 0.0) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
 
 
 class RecursiveLoad(LoadError):

@@ -760,8 +760,8 @@ def test_wrong_decorations(form: Any, function: Any, message: str) -> None:
     ("options", "message"),
     [
         ({"ttl": 0}, "ttl=0: a duration is more than zero"),
-        ({"l2_ttl": "5"}, "l2_ttl='5': a duration is a number"),
-        ({"l2_ttl": 5}, r"right: l2_ttl=5 needs a guard with a store, as in Guard\('redis://"),
+        ({"l2_ttl": "5"}, "l2_ttl='5': a life is a number"),
+        ({"l2_ttl": 5}, r"right: l2_ttl= needs a guard with a store, as in Guard\('redis://"),
         ({"jitter": 1}, "jitter=1: give a fraction"),
         ({"load_timeout": -1}, "load_timeout=-1"),
         ({"wait_timeout": 0}, "wait_timeout=0"),

@@ -394,7 +394,7 @@ async def test_fetch_needs_to_know_what_it_stores(guard: Guard, load: Loader) ->
 
 async def test_fetch_needs_a_store_to_store(load: Loader) -> None:
     """`l2_ttl` is refused by a guard without a store."""
-    with pytest.raises(ConfigurationError, match=r"l2_ttl=10 needs a guard with a store"):
+    with pytest.raises(ConfigurationError, match=r"l2_ttl= needs a guard with a store"):
         await Guard().fetch(OP, load, l2_ttl=10, returns=str)
 
 

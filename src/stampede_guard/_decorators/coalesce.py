@@ -27,6 +27,7 @@ from .._keys.names import qualified_name
 from .._keys.source import annotation_of, as_tuple_and_dict, compile_like, forwarding, imitate, parameters_of
 from .._keys.spec import KeySpec, compile_key, receiver_of
 from .._keys.tags import BuildTags, compile_tags
+from .._memory.answer import Answer
 from .._memory.entry import Entry
 from .._operations.operation import NO_ANNOTATION, Operation, for_caller
 from .._operations.options import Options, shown
@@ -203,6 +204,16 @@ class Coalesced(FunctionProxy, Generic[P, T]):
         op, tags = self.key(*args, **kwargs), self.tags(*args, **kwargs)
         load = partial(self.__wrapped__, *args, **kwargs)
         return await self.guard._path.refresh(self._operation, op, load, lambda: tags, replaces=False)
+
+    async def answer(self, *args: P.args, **kwargs: P.kwargs) -> Answer[T]:
+        """Return the answer to such a call with its age, source and freshness, for HTTP headers say.
+
+        Raises:
+            Exception: as for a call.
+        """
+        op, tags = self.key(*args, **kwargs), self.tags(*args, **kwargs)
+        load = partial(self.__wrapped__, *args, **kwargs)
+        return await self.guard._path.answer(self._operation, op, load, lambda: tags)
 
     def peek(self, *args: P.args, **kwargs: P.kwargs) -> Entry[T] | None:
         """Return this process's fresh entry, or `None`; loads nothing and waits for nothing."""
@@ -422,7 +433,7 @@ def coalesce(  # options, each with a default that fits
         if not isinstance(names, list | tuple) or not all(isinstance(one, kind) for one in names):
             message = f"{name}={names!r}: give a tuple of {'names' if kind is str else 'context variables'}"
             raise ConfigurationError(message)
-    policy = Policy.from_options(options)
+    policy = Policy.from_options(options, guard._defaults)
 
     def make(function: Callable[..., Coroutine[Any, Any, Any]], kind: type[Coalesced[Any, Any]]) -> Coalesced[Any, Any]:
         return kind(function, guard, key, policy, ignore=ignore, vary=vary, codec=codec, tags=tags)

@@ -288,6 +288,8 @@ def coalesce_many(  # options, each with a default that fits
             message = f"two keys: the template {function!r} and key={key!r}; give one"
             raise ConfigurationError(message)
         key, function = function, None
+    if isinstance(guard, Guard):
+        options = {**guard._defaults, **options}
     _check(options)
     count("max_batch", max_batch)
     max_wait = seconds("max_wait", max_wait, zero=True)

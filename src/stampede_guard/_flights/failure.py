@@ -46,6 +46,11 @@ class Failure:
         return mine.with_traceback(self._traceback)
 
 
+def bare_copy(error: E) -> E | None:
+    """Return a copy of *error* that holds no frames and no other errors; `None` if it cannot be copied."""
+    return _twin(error, {})
+
+
 def _copy(error: E, twins: Twins) -> E | None:
     """Return a faithful copy of *error*, or `None` if it cannot be copied."""
     twin = _twin(error, twins)

@@ -26,6 +26,7 @@ from .failure import Failure
 T = TypeVar("T")
 
 LANDED = "landed"  # what a landing wakes waiters with
+RELEASED = "released"  # what wakes waiters that get an old value, while the load goes on
 _FEW = 64  # waiters that have left, and are not worth the search
 # What makes a task that begins inside its own creation, where Python can.
 _eager_task: Callable[..., asyncio.Task[None]] | None = (
@@ -59,6 +60,26 @@ class Wait:
     flight: "Flight[Any]"
     task: "asyncio.Task[Any] | None"  # that makes the call; `None` if the load itself waits for its turn
     check: asyncio.TimerHandle | None = None  # the next check for a circle
+
+
+class Interim(Protocol):
+    """An old value that is the answer while a flight refreshes it."""
+
+    @property
+    def kept(self) -> Any:
+        """The value, as L1 keeps it."""
+
+
+class OldValues(Protocol[T]):
+    """What a flight knows of the value that it is to replace."""
+
+    def rescue(self, flight: "Flight[T]", error: Exception) -> tuple[T] | None:
+        """Return what to land with instead of *error*, in a tuple of one; `None` to land with the error."""
+        ...
+
+    def previous(self) -> Any:
+        """Return what the loader is told of that value."""
+        ...
 
 
 class DirectRead(Protocol[T]):
@@ -113,6 +134,10 @@ class Flight(Generic[T]):
     landed: bool = False
     is_over: bool = False  # its task has ended; a load that ignores its cancellation goes on after the landing
     on_settled: Callable[[], object] | None = None  # called when it waits elsewhere, and when it is over
+    old_values: "OldValues[T] | None" = None  # until it has landed
+    interim: Any = None  # an old value, which callers get while the load goes on
+    origin: Any = None  # where the value came from, how old it is, and how long it is fresh
+    _release_timer: asyncio.TimerHandle | None = None
     confirmation: Any = None  # that what a refresh could not replace is gone
     # In order of arrival. A waiter that leaves early is done, and counted out: a set would take ten times the memory,
     # and finding one in the list would take time.
@@ -279,7 +304,8 @@ class Flight(Generic[T]):
 
     def leave(self, waiter: asyncio.Future[str]) -> None:
         """Let go of a waiter of `join`."""
-        if not self._present:  # the landing has let go of all
+        # The landing has let go of all, a release of those that it woke.
+        if not self._present or (waiter.done() and not waiter.cancelled() and waiter.result() is RELEASED):
             return
         self._present -= 1
         waiter.cancel()  # unless it is done: its place in the list is free
@@ -287,6 +313,25 @@ class Flight(Generic[T]):
             self._waiters = [each for each in self._waiters if not each.done()]
         if not self._present and not self.landed and self.on_abandon == "cancel":
             self.abort(LoadCancelled(f"{self.op}: all its callers have left"))
+
+    def release(self, interim: Interim) -> None:
+        """Answer those that wait with an old value; new callers look at `interim`. The load goes on."""
+        if not self.landed:
+            self.interim = interim
+            self._wake_all(RELEASED)
+            self._present, self._was_joined = 0, False
+
+    def release_later(self, delay: float, interim: Interim) -> None:
+        """Do so in *delay* seconds, unless the flight has landed by then."""
+        if self._release_timer is not None:
+            self._release_timer.cancel()
+        self._release_timer = self.loop.call_later(delay, self.release, interim, context=Context())
+
+    def _wake_all(self, why: str) -> None:
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if not waiter.done():  # its caller was cancelled in this very tick
+                waiter.set_result(why)
 
     @property
     def has_failed(self) -> bool:
@@ -374,21 +419,25 @@ class Flight(Generic[T]):
     def _land(self, value: T | None, error: Exception | None) -> None:
         if self.landed:
             return
+        if error is not None:
+            self.counters.failures += 1
+            rescued = None if self.old_values is None else self.old_values.rescue(self, error)
+            if rescued is not None:
+                value, error = rescued[0], None
+        self.old_values = None  # it holds what the load held
         self.landed = True
+        if self._release_timer is not None:
+            self._release_timer.cancel()
         self.board.clear(self, self._ahead)
         self.counters.in_flight -= 1
-        waiters, self._waiters = self._waiters, []
         if self._was_joined and not self._present:
             self.counters.abandoned += 1
         if error is None:
             self._value = value
             self._present = 0  # waiters need not leave one by one
         else:
-            self.counters.failures += 1
             self._failure = Failure(error)
-        for waiter in waiters:
-            if not waiter.done():  # its caller was cancelled in this very tick
-                waiter.set_result(LANDED)
+        self._wake_all(LANDED)
         if self.next_turn is not None and not self.next_turn.done():  # cancelled with the flight behind
             self.next_turn.set_result(None)
 

@@ -17,7 +17,7 @@ from .._operations.policy import Policy
 from .._stats import Counters, Stats, snapshot
 from ..errors import ConfigurationError, LoadCancelled, RecursiveLoad, WrongLoop
 from .deadlines import Budgets
-from .flight import DirectRead, Flight, current_flight, running_flight
+from .flight import DirectRead, Flight, OldValues, current_flight, running_flight
 from .waiting import leads_to, wait_one, waits_for
 
 T = TypeVar("T")
@@ -120,10 +120,12 @@ class Scoreboard:
         replaces: bool = False,
         after: Flight[Any] | None = None,
         direct_read: DirectRead[T] | None = None,
+        old_values: OldValues[T] | None = None,
     ) -> Flight[T]:
         """Start a flight; unless it *is_private*, callers that come meanwhile will join it.
 
-        Its load waits until the flight *after* which it comes has landed.
+        Its load waits until the flight *after* which it comes has landed. If it fails, *old_values* may return what
+        it lands with.
 
         Raises:
             RecursiveLoad: the running code belongs to a load of *op*, which would go on to launch itself for ever.
@@ -134,6 +136,7 @@ class Scoreboard:
         counters.executions += 1
         skips_queue = running is not None and running.skips_queue  # even if it was aborted, while it cleans up
         flight: Flight[T] = Flight(self, op, counters, on_abandon, outer, skips_queue, tags, is_refresh, replaces)
+        flight.old_values = old_values
         if after is not None:
             flight.queue_behind(after)
         if not is_private:

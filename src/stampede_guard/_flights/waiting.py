@@ -8,11 +8,11 @@ load with a slot leaves the limiter's queue.
 import asyncio
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from ..errors import RecursiveLoad, StampedeGuardError, WaitTimeout
 from .awaited import is_awaited_by
-from .flight import LANDED, Flight, Wait, current_flight, running_flight
+from .flight import LANDED, RELEASED, Flight, Wait, current_flight, running_flight
 
 T = TypeVar("T")
 
@@ -22,6 +22,8 @@ _CHECKS = (0.05, 1.0)  # seconds between checks whether a wait is part of a circ
 
 async def wait_one(flight: Flight[T], timeout: float | None = None) -> T:  # noqa: ASYNC109  # one waiter's, not the load's
     """Wait for the answer of *flight*, at most *timeout* seconds; leaving disturbs no other waiter.
+
+    The answer is an old value if the flight is released with one.
 
     Raises:
         WaitTimeout: the time ran out.
@@ -34,7 +36,10 @@ async def wait_one(flight: Flight[T], timeout: float | None = None) -> T:  # noq
         outer = None if current_flight.get() is None else _begin_wait(waiter, flight)
         timer = None if timeout is None else flight.loop.call_later(timeout, _give_up, (waiter,))
         try:
-            if await waiter is not LANDED:
+            woken = await waiter
+            if woken is RELEASED:
+                return cast("T", flight.interim.kept)
+            if woken is not LANDED:
                 raise _without_answer(flight, waiter, timeout)
         finally:
             flight.leave(waiter)
@@ -51,20 +56,24 @@ async def wait_all(flights: Sequence[Flight[Any]], timeout: float | None = None)
     Raises:
         Exception: the error of the first that failed, in their order; the others are left.
     """
+    released: dict[Flight[Any], Any] = {}
     with _joined(flights) as joined:
         timer = None
         if timeout is not None:
             timer = asyncio.get_running_loop().call_later(timeout, _give_up, tuple(joined))
         try:
             for waiter, flight in joined.items():
-                if await waiter is not LANDED:
+                woken = await waiter
+                if woken is RELEASED:
+                    released[flight] = flight.interim.kept
+                elif woken is not LANDED:
                     raise _without_answer(flight, waiter, timeout)
-                if flight.has_failed:
+                elif flight.has_failed:
                     break
         finally:
             if timer is not None:
                 timer.cancel()
-    return [flight.answer() for flight in flights]
+    return [released[flight] if flight in released else flight.answer() for flight in flights]
 
 
 @contextmanager

@@ -17,10 +17,12 @@ class FetchOperations:
 
     Args:
         add: Makes an operation of the guard, of a name, a policy and a codec or an annotation.
+        defaults: The guard's options for operations that do not give them.
     """
 
-    def __init__(self, add: Callable[..., Operation]) -> None:
+    def __init__(self, add: Callable[..., Operation], defaults: Options) -> None:
         self._add = add
+        self._defaults = defaults
         self._known: dict[tuple[Any, ...], Operation] = {}
 
     def of(self, name: str, options: Options, returns: Any, codec: Codec | None) -> Operation:
@@ -39,7 +41,8 @@ class FetchOperations:
             if not isinstance(name, str) or not name:
                 message = f"name={name!r}: give a string that is not empty"
                 raise ConfigurationError(message)
-            operation = self._add(name, Policy.from_options(options), codec=codec, annotation=lambda: returns)
+            policy = Policy.from_options(options, self._defaults)
+            operation = self._add(name, policy, codec=codec, annotation=lambda: returns)
             if len(self._known) >= _MOST:
                 self._known.clear()
             if known_as is not None:

@@ -5,7 +5,9 @@ import logging
 import re
 from collections.abc import Callable, Sequence
 from contextvars import Context, ContextVar, copy_context
-from typing import Any
+from math import log
+from random import random
+from typing import Any, Literal, cast
 
 import msgspec
 
@@ -15,7 +17,7 @@ from .._codecs.fingerprint import describe_codec, fingerprint_of, with_tags
 from .._memory.epochs import Lineage
 from .._stats import Counters
 from ..errors import CannotEncode, ConfigurationError
-from .options import version_number
+from .options import LONGEST_LIFE, Duration, seconds, version_number
 from .policy import Policy
 
 NO_ANNOTATION: Any = object()
@@ -51,15 +53,15 @@ def _describe_error(error: Exception) -> str:
 class IsolatedValue:
     """A value of which each caller gets a copy, and how to copy it: two operations of one op may differ in that."""
 
-    __slots__ = ("_cached", "_make_copy")
+    __slots__ = ("_make_copy", "cached")
 
     def __init__(self, cached: Any, make_copy: Callable[[Any], Any]) -> None:
-        self._cached = cached
+        self.cached = cached
         self._make_copy = make_copy
 
     def copy(self) -> Any:
         """Return a new copy of the value."""
-        return self._make_copy(self._cached)
+        return self._make_copy(self.cached)
 
 
 def for_caller(cached: Any) -> Any:
@@ -81,6 +83,7 @@ class Operation:
 
     Attributes:
         is_local: Whether its ops are valid in this process only.
+        is_failing: Whether the last load failed because of unavailability.
         is_batched: Whether its flights load in batches; then the batches are counted and limited.
         lease_length: Seconds until its leases expire unless they are renewed; most loads are shorter.
         lineage: The generations of its function.
@@ -97,6 +100,7 @@ class Operation:
         "_survives",
         "counters",
         "is_batched",
+        "is_failing",
         "is_local",
         "lease_length",
         "lineage",
@@ -129,6 +133,7 @@ class Operation:
         self.lineage = Lineage()
         self.is_local = False
         self.is_batched = False
+        self.is_failing = False
         self._codec = codec
         self._annotation = annotation
         self._fingerprint = b""  # computed at first use
@@ -136,7 +141,8 @@ class Operation:
         self._encoded = 0
         self._load_time = 0.0
         self.lease_length = _LEASES[0]
-        self.max_l2_ttl = (policy.l2_ttl or 0.0) * (1 + policy.jitter)
+        longest = LONGEST_LIFE if callable(policy.l2_ttl) else policy.l2_ttl or 0.0
+        self.max_l2_ttl = longest * (1 + policy.jitter) + policy.window
 
     @property
     def needs_codec(self) -> bool:
@@ -209,6 +215,12 @@ class Operation:
         self._refuse(kind, why)
         return None
 
+    def bytes_of(self, kept: Any) -> bytes | None:
+        """Return the bytes of a value that L1 has *kept*; `None` if it cannot be encoded."""
+        if kept.__class__ is IsolatedValue and isinstance(payload := kept.cached, bytes):
+            return payload
+        return self.encode(for_caller(kept))
+
     def _needs_round_trip(self, kind: type) -> bool:
         if self.policy.isolate or getattr(self.codec, "allows_any", False):
             return True
@@ -265,6 +277,44 @@ class Operation:
         except ConfigurationError as error:
             message = f"{self.name}: its version= function returned {error}"
             raise ConfigurationError(message) from None
+
+    def life(self, name: Literal["ttl", "l2_ttl"], value: object) -> float | None:
+        """Return for how many seconds *value* is fresh in the tier of the option *name*; `None` to keep nothing there.
+
+        What was kept together must not expire together, so *jitter* lengthens or shortens the life at random.
+
+        Raises:
+            ConfigurationError: the option is a function, and returned something else.
+        """
+        life: Any = getattr(self.policy, name)
+        if callable(life):
+            life = self._checked_life(name, cast("Duration | None", life(value)))
+        return None if life is None else life * (1 + self.policy.jitter * (2 * random() - 1))  # noqa: S311  # no secret
+
+    def _checked_life(self, name: str, life: Duration | None) -> float | None:
+        if life is None:
+            return None
+        try:
+            life = seconds(name, life)
+        except ConfigurationError as error:
+            message = f"{self.name}: its {name}= function returned {error}"
+            raise ConfigurationError(message) from None
+        if life > LONGEST_LIFE:
+            message = (
+                f"{self.name}: its {name}= function returned {life:g}; give at most {LONGEST_LIFE:,.0f} s, 30 days"
+            )
+            raise ConfigurationError(message)
+        return life
+
+    def early_margin(self) -> float:
+        """Return how many seconds before the end of its life a value is to be refreshed, drawn anew for each value.
+
+        Optimal Probabilistic Cache Stampede Prevention (Vattani, Chierichetti, Lowenstein, PVLDB 8(8), 2015): the
+        margin is exponential with the mean β · load time. There each request draws one. Here each process draws one
+        for each value, and adds β · load time, so that the refresh ends before the life does.
+        """
+        beta = self.policy.early
+        return 0.0 if beta is None else beta * self._load_time * (1 - log(1 - random()))  # noqa: S311  # no secret
 
     def note_load(self, duration: float) -> None:
         """Adapt `lease_length` to a load that took *duration* seconds."""

@@ -4,11 +4,13 @@ import re
 from collections.abc import Callable
 from datetime import timedelta
 from math import inf, isfinite
-from typing import Any, Literal, TypeAlias, TypedDict
+from typing import Any, Literal, TypeAlias, TypedDict, cast
 
 from ..errors import ConfigurationError
 
 Duration: TypeAlias = float | timedelta
+Life: TypeAlias = Duration | Callable[[Any], Duration | None]
+LONGEST_LIFE = 30 * 86_400.0  # seconds that a life which is a function of the value may be
 _MAX_VERSION = (1 << 53) - 1  # the largest number that a script can compare exactly
 
 OnAbandon: TypeAlias = Literal["finish", "cancel"]
@@ -36,6 +38,33 @@ def seconds(name: str, value: object, *, zero: bool = False) -> float:
     return float(value)
 
 
+def life(name: str, value: Any) -> float | Callable[[Any], Duration | None]:
+    """Return *value* as seconds, or as it is if it is a function of the value that is kept.
+
+    Raises:
+        ConfigurationError: it is neither.
+    """
+    if callable(value):
+        return cast("Callable[[Any], Duration | None]", value)
+    if not isinstance(value, int | float | timedelta) or isinstance(value, bool):
+        message = f"{name}={shown(value)}: a life is a number of seconds, a timedelta, or a function of the value"
+        raise ConfigurationError(message)
+    return seconds(name, value)
+
+
+def error_types(name: str, value: Any) -> tuple[type[Exception], ...]:
+    """Return *value* if it is a tuple of exception classes, or one of them, as a tuple.
+
+    Raises:
+        ConfigurationError: it is neither.
+    """
+    types: tuple[Any, ...] = value if isinstance(value, tuple) else (value,)
+    if not types or not all(isinstance(each, type) and issubclass(each, Exception) for each in types):
+        message = f"{name}={shown(value)}: give a tuple of exception classes, such as (OSError, TimeoutError)"
+        raise ConfigurationError(message)
+    return types
+
+
 def fraction(name: str, value: object, *, below: float = inf) -> float:
     """Return *value* if it is from 0 to 1, and less than *below*.
 
@@ -45,6 +74,18 @@ def fraction(name: str, value: object, *, below: float = inf) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1 or value >= below:
         rule = f"from 0 to below {below:g}" if below <= 1 else "from 0 to 1"
         message = f"{name}={shown(value)}: give a fraction {rule}"
+        raise ConfigurationError(message)
+    return float(value)
+
+
+def factor(name: str, value: object) -> float:
+    """Return *value* if it is a finite number above zero.
+
+    Raises:
+        ConfigurationError: it is not.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < inf:
+        message = f"{name}={shown(value)}: give a finite number above zero"
         raise ConfigurationError(message)
     return float(value)
 
@@ -110,9 +151,15 @@ def flag(name: str, value: object) -> None:
 class Options(TypedDict, total=False):
     """The options as users give them; `Policy` documents them."""
 
-    ttl: Duration | None
-    l2_ttl: Duration | None
+    ttl: Life | None
+    l2_ttl: Life | None
     jitter: float
+    stale: Duration | None
+    stale_wait: Duration
+    stale_if_error: Duration | None
+    stale_on: type[Exception] | tuple[type[Exception], ...]
+    early: float | None
+    error_backoff: Duration | None
     load_timeout: Duration | None
     wait_timeout: Duration | None
     on_abandon: OnAbandon

@@ -5,7 +5,23 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import ConfigurationError
-from .options import OnAbandon, Options, choice, count, flag, fraction, seconds
+from .options import (
+    Duration,
+    OnAbandon,
+    Options,
+    choice,
+    count,
+    error_types,
+    factor,
+    flag,
+    fraction,
+    life,
+    seconds,
+    shown,
+)
+
+_UNAVAILABLE: tuple[type[Exception], ...] = (OSError, TimeoutError)
+_LONGEST_PAUSE = 30.0  # seconds between loads that fail, for operations that may answer with old values
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -13,10 +29,17 @@ class Policy:
     """How one operation is cached, shared and bounded.
 
     Attributes:
-        ttl: Seconds that a value is fresh in L1; `None` stores nothing in L1.
-        l2_ttl: Seconds that a value is stored in L2; `None` stores nothing in L2.
+        ttl: Seconds that a value is fresh in L1, or a function of the value that returns them, or `None` to store
+            nothing; `None` stores nothing in L1.
+        l2_ttl: The same for L2.
         jitter: Fraction by which both are lengthened or shortened at random, so that entries that were filled together
             do not expire together.
+        stale: Seconds after its life in which an old value is the answer, while one flight per cluster refreshes it.
+        stale_wait: Seconds that callers wait for that flight before they take the old value.
+        stale_if_error: Seconds after its life in which an old value is the answer if the load fails.
+        stale_on: The errors that count as unavailability of what the loader reads.
+        early: How early, in load times, a value is refreshed before its life is over: β of XFetch.
+        error_backoff: Longest pause, in seconds, between loads of one op that fail because of unavailability.
         load_timeout: Seconds that one run of the loader may take; `None` sets no limit.
         wait_timeout: Seconds that one caller waits for a flight; `None` sets no limit.
         on_abandon: What a load does when all waiters have left: `"finish"` or `"cancel"`.
@@ -27,9 +50,15 @@ class Policy:
         max_loads: How many loads of the operation may run at once in one event loop; `None` sets no limit.
     """
 
-    ttl: float | None = None
-    l2_ttl: float | None = None
+    ttl: float | Callable[[Any], Duration | None] | None = None
+    l2_ttl: float | Callable[[Any], Duration | None] | None = None
     jitter: float = 0.1
+    stale: float | None = None
+    stale_wait: float = 0.0
+    stale_if_error: float | None = None
+    stale_on: tuple[type[Exception], ...] = _UNAVAILABLE
+    early: float | None = None
+    error_backoff: float | None = None
     load_timeout: float | None = 30.0
     wait_timeout: float | None = None
     on_abandon: OnAbandon = "finish"
@@ -41,10 +70,13 @@ class Policy:
 
     def __post_init__(self) -> None:
         """Check the options, and turn each `timedelta` into seconds."""
-        for name in ("ttl", "l2_ttl", "load_timeout", "wait_timeout"):
-            value = getattr(self, name)
-            if value is not None:
-                object.__setattr__(self, name, seconds(name, value))
+        for name in ("ttl", "l2_ttl"):
+            self._set(name, life)
+        for name in ("stale", "stale_if_error", "error_backoff", "load_timeout", "wait_timeout"):
+            self._set(name, seconds)
+        self._set("early", factor)
+        object.__setattr__(self, "stale_wait", seconds("stale_wait", self.stale_wait, zero=True))
+        object.__setattr__(self, "stale_on", error_types("stale_on", self.stale_on))
         fraction("jitter", self.jitter, below=1)
         choice("on_abandon", self.on_abandon, ("finish", "cancel"))
         flag("isolate", self.isolate)
@@ -56,13 +88,75 @@ class Policy:
             message = f"version={self.version!r}: give a function that takes a value and returns its version"
             raise ConfigurationError(message)
 
+    def _set(self, name: str, check: Callable[[str, Any], object]) -> None:
+        value = getattr(self, name)
+        if value is not None:
+            object.__setattr__(self, name, check(name, value))
+
+    @property
+    def window(self) -> float:
+        """Seconds after its life for which an old value is kept."""
+        return max(self.stale or 0.0, self.stale_if_error or 0.0)
+
+    @property
+    def longest_pause(self) -> float | None:
+        """Seconds of the longest pause between loads that fail; `None` without pauses."""
+        return _LONGEST_PAUSE if self.error_backoff is None and self.window else self.error_backoff
+
+    @property
+    def may_answer_old(self) -> bool:
+        """Whether a call may end without a fresh value and without an error of its own load."""
+        return bool(self.window) or self.early is not None or self.error_backoff is not None
+
+    def check_together(self) -> None:
+        """Check that no option contradicts another.
+
+        Raises:
+            ConfigurationError: two do; the message names both.
+        """
+        for name in ("stale", "stale_if_error", "early"):
+            if getattr(self, name) is not None and self.ttl is None and self.l2_ttl is None:
+                message = f"{name}={getattr(self, name):g}: without ttl= or l2_ttl= no value is kept that could be old"
+                raise ConfigurationError(message)
+        if self.early is not None and self.stale is not None:
+            message = f"early={self.early:g} refreshes before a life is over, stale={self.stale:g} after it: give one"
+            raise ConfigurationError(message)
+        if self.stale_wait and self.stale is None:
+            message = f"stale_wait={self.stale_wait:g} is a wait for what follows a stale value: it needs stale="
+            raise ConfigurationError(message)
+        if self.wait_timeout is not None and self.stale_wait >= self.wait_timeout:
+            message = (
+                f"stale_wait={self.stale_wait:g} is no less than wait_timeout={self.wait_timeout:g}: "
+                "callers would give up before they take the old value"
+            )
+            raise ConfigurationError(message)
+        if self.stale_on != _UNAVAILABLE and self.longest_pause is None:
+            message = f"stale_on={shown(self.stale_on)} needs stale_if_error=, stale= or error_backoff="
+            raise ConfigurationError(message)
+
     @classmethod
-    def from_options(cls, options: Options) -> "Policy":
-        """Return the policy that *options* ask for.
+    def from_options(cls, options: Options, defaults: Options | None = None) -> "Policy":
+        """Return the policy that *options* ask for, with *defaults* where they say nothing.
+
+        Raises:
+            ConfigurationError: one breaks its rule, there is no such option, or two contradict each other.
+        """
+        policy = cls._unchecked({**(defaults or {}), **options})
+        policy.check_together()
+        return policy
+
+    @classmethod
+    def checked_defaults(cls, defaults: Options) -> Options:
+        """Return *defaults*, each of which is checked; with what they go together is known at each decoration.
 
         Raises:
             ConfigurationError: one breaks its rule, or there is no such option.
         """
+        cls._unchecked(defaults)
+        return defaults.copy()
+
+    @classmethod
+    def _unchecked(cls, options: Options) -> "Policy":
         known = Options.__annotations__
         for name in options:
             if name not in known:

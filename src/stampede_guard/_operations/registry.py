@@ -122,9 +122,7 @@ class Registry:
             ConfigurationError: the policy asks for a store that the guard does not have, or no codec can be found.
         """
         if policy.l2_ttl is not None and not has_store:
-            message = (
-                f"{name}: l2_ttl={policy.l2_ttl:g} needs a guard with a store, as in Guard('redis://localhost:6379')"
-            )
+            message = f"{name}: l2_ttl= needs a guard with a store, as in Guard('redis://localhost:6379')"
             raise ConfigurationError(message)
         operation = Operation(name, policy, self.counters_of(name), **options)
         operation.check_codec(is_final=False)

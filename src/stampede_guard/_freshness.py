@@ -1,0 +1,199 @@
+"""Old values: which one may be an answer, and when.
+
+This is decided here and nowhere else.
+
+```
+loaded ──── fresh ──── fresh_until ──── stale ──── answers_until ──── stale_if_error ──── kept_until
+             a hit                 the answer at once,           the answer if the load fails,
+                                   while one flight loads        or during a pause
+```
+The instants are those of the guard's clock. In the store nothing is an instant: an entry has its window beside it, and
+the store tells the time that is left. The words are those of RFC 5861.
+"""
+
+import logging
+from dataclasses import dataclass
+from math import inf
+from typing import Any, NamedTuple, cast
+
+from ._flights.flight import Flight, running_flight
+from ._loops import LoopState
+from ._memory.answer import Answer, Previous, Source
+from ._operations.operation import Operation
+from ._speed.forms import Slot
+
+logger = logging.getLogger("stampede_guard")
+
+_RECHECK = 1.0  # seconds after which the store is asked whether another process has ended a pause
+
+
+class Origin(NamedTuple):
+    """What is known of an answer besides its value; the instants are as for `OldValue`."""
+
+    source: Source
+    born_at: float
+    fresh_until: float
+    is_stale: bool = False
+
+    def answer(self, state: LoopState, operation: Operation, kept: Any) -> Answer[Any]:
+        """Return the answer that has *kept* as its value."""
+        now, policy = state.clock(), operation.policy
+        return Answer(
+            self.source,
+            None if self.born_at == -inf else now - self.born_at,
+            self.is_stale,
+            max(self.fresh_until - now, 0.0),
+            policy.stale or 0.0,
+            policy.stale_if_error or 0.0,
+            kept,
+            operation.for_caller,
+            operation.bytes_of,
+        )
+
+
+class OldValue(NamedTuple):
+    """A value whose life is over, or nearly so.
+
+    Attributes:
+        kept: The value as L1 keeps it.
+        born_at: Instant at which it was loaded; `-inf` if that is not known.
+        fresh_until: Instant at which its life ends.
+        answers_until: Instant up to which callers get it while a flight refreshes it.
+        kept_until: Instant up to which it is the answer if the load fails.
+    """
+
+    kept: Any
+    born_at: float
+    fresh_until: float
+    answers_until: float
+    kept_until: float
+
+    @property
+    def origin(self) -> Origin:
+        """The origin of an answer that it is."""
+        return Origin("memory", self.born_at, self.fresh_until, is_stale=True)
+
+
+def origin_in_memory(operation: Operation, slot: Slot) -> Origin:
+    """Return the origin of a fresh value in L1."""
+    policy = operation.policy
+    # With `early`, an entry is due before its life is over.
+    end = slot.fresh_until if policy.early is None else slot.stale_until - (policy.stale_if_error or 0.0)
+    return Origin("memory", slot.born_at, end)
+
+
+def old_in_memory(state: LoopState, operation: Operation, op: str) -> OldValue | None:
+    """Return what L1 has of *op* past its life, if a call of *operation* may get it."""
+    slot, policy = state.memory.old(op), operation.policy
+    if slot is None:
+        return None
+    answers_until = slot.fresh_until + (policy.stale or 0.0)
+    if policy.early is not None:  # then it is due before its life is over
+        answers_until = slot.stale_until - (policy.stale_if_error or 0.0)
+    kept_until = max(answers_until, slot.fresh_until + policy.window)
+    last = slot.stale_until
+    return OldValue(slot.value, slot.born_at, slot.fresh_until, min(answers_until, last), min(kept_until, last))
+
+
+def last_in_memory(state: LoopState, operation: Operation, op: str) -> OldValue | None:
+    """Return what L1 has of *op*, fresh (then this is a refresh) or old."""
+    slot = state.memory.get(op)
+    if slot is None:
+        return old_in_memory(state, operation, op)
+    return OldValue(slot.value, slot.born_at, slot.fresh_until, slot.fresh_until, slot.stale_until)
+
+
+def answer_in_pause(state: LoopState, operation: Operation, op: str) -> OldValue:
+    """Return the old value of *op*, whose loads have failed.
+
+    Raises:
+        RecentFailure: there is none.
+    """
+    old, counters = old_in_memory(state, operation, op), operation.counters
+    if old is None or state.clock() >= old.kept_until:
+        counters.recent_failures += 1
+        raise state.pauses.error(op)
+    counters.l1_hits += 1
+    counters.stale += 1
+    return old
+
+
+@dataclass(slots=True, eq=False)
+class Freshness:
+    """The old value that one flight is to replace, and what callers get of it.
+
+    Attributes:
+        old: That value, if one is known.
+    """
+
+    _state: LoopState
+    _operation: Operation
+    old: OldValue | None
+
+    def offer(self, flight: Flight[Any], old: OldValue | None = None) -> None:
+        """Let callers of *flight* have the known old value, or *old* if that is younger, as long as it may answer."""
+        if old is not None and (self.old is None or old.fresh_until >= self.old.fresh_until):
+            self.old = old
+        old, policy = self.old, self._operation.policy
+        if old is None or flight.landed or flight.is_refresh or self._state.clock() >= old.answers_until:
+            return
+        if policy.stale_wait:
+            flight.release_later(policy.stale_wait, old)
+        else:
+            flight.release(old)
+
+    def previous(self) -> Previous | None:
+        """Return what the loader is told of the old value."""
+        old, operation = self.old, self._operation
+        if old is None:
+            return None
+        value = operation.for_caller(old.kept)
+        age = None if old.born_at == -inf else self._state.clock() - old.born_at
+        return Previous(value, age, operation.version_of(value))
+
+    def note_success(self, op: str) -> None:
+        """Note that *op* has a fresh value: its next failure is the first again."""
+        self._state.pauses.forget(op)
+        if self._operation.is_failing:
+            self._operation.is_failing = False
+            logger.info("%s: loads succeed again", self._operation.name)
+
+    def note_failure(self, op: str, error: Exception, *, has_marker: bool) -> None:
+        """Begin a pause after a load of *op* that failed because of unavailability.
+
+        Args:
+            op: The op id.
+            error: The load's.
+            has_marker: Whether the store has the pause for the whole cluster.
+        """
+        operation, pauses = self._operation, self._state.pauses
+        longest = operation.policy.longest_pause
+        if longest is None:
+            return
+        pause = pauses.note_failure(op, error, longest)
+        if has_marker:
+            pauses.shorten(op, _RECHECK)
+        if not operation.is_failing:
+            operation.is_failing = True
+            kind = type(error).__name__
+            logger.warning("%s: a load failed (%s); no load of that key begins for %.1f s", operation.name, kind, pause)
+
+    def rescuer(self) -> OldValue | None:
+        """Return the old value that callers of a failed load get; `None` without one."""
+        if self.old is None or self._state.clock() >= self.old.kept_until:
+            return None
+        self._operation.counters.stale += 1
+        return self.old
+
+
+def previous() -> Previous | None:
+    """Return the value that the running loader is to replace, with age and version; `None` if none is known.
+
+    It is known to a load that an old value was found for, and to a refresh of what this process has in memory. A
+    loader can then ask the database only for what is newer, and return the same value anew. A loader of many ids is
+    told of none.
+    """
+    flight = running_flight()
+    if flight is None or flight.old_values is None:
+        return None
+    return cast("Previous | None", flight.old_values.previous())
