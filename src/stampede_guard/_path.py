@@ -279,29 +279,40 @@ class DataPath:
         tags = () if build_tags is None else build_tags(*args, **kwargs)
         before = state.overtake(op) if is_refresh else None
         # The epoch is taken before anything is read: an invalidation after the launch begins another one.
-        epoch, lease = state.epochs.current(op, tags), None
-        if operation.policy.l2_ttl is not None:
+        epoch, generation, lease = state.epochs.current(op, tags), operation.lineage.generation, None
+        policy, counters = operation.policy, operation.counters
+        if policy.l2_ttl is not None:
             tier = cast("Tier", state.tier)  # no l2_ttl without a store
-            lives, fingerprint = (operation.lease_length, operation.max_l2_ttl), operation.fingerprint(tags)
-            lease = Lease(tier, op, tags, *lives, operation.counters, fingerprint)
-        load = partial(function, *args, **kwargs)
-        generation = operation.lineage.generation
+            length, longest_ttl = operation.lease_length, operation.max_l2_ttl
+            lease = Lease(tier, op, tags, length, longest_ttl, counters, operation.fingerprint(tags))
         freshness = None
-        if operation.policy.may_answer_old or is_refresh:
+        if policy.may_answer_old or is_refresh:
             freshness = Freshness(state, operation, last_in_memory(state, operation, op))
-        steps = FlightLoad(self._states, state, operation, load, lease, epoch, generation, is_shared, freshness)
+        steps = FlightLoad(
+            self._states,
+            state,
+            operation,
+            function,
+            args,
+            kwargs,
+            lease,
+            epoch,
+            generation,
+            is_shared,
+            freshness,
+        )
         flight = state.board.launch(
             op,
             steps.run,
-            operation.counters,
-            operation.policy.on_abandon,
-            context=operation.context(),
-            tags=tags,
+            counters,
+            policy.on_abandon,
+            operation.context(),
+            tags,
+            None if lease is None else steps,
             is_private=not is_shared,
             is_refresh=is_refresh,
             replaces=replaces,
             after=before if is_shared else None,
-            direct_read=None if lease is None else steps,
             old_values=None if freshness is None else steps,
         )
         flight.generation = generation
@@ -334,7 +345,7 @@ class DataPath:
                 operation.counters.loads += 1
                 return await load()
 
-        return state.board.launch(op, run, Counters(), "cancel", context=operation.context(), is_private=True)
+        return state.board.launch(op, run, Counters(), "cancel", operation.context(), is_private=True)
 
 
 @dataclass(slots=True, eq=False)
@@ -344,7 +355,9 @@ class FlightLoad:
     _states: LoopStates
     _state: LoopState
     _operation: Operation
-    _load: Callable[[], Awaitable[Any]]
+    _function: Callable[..., Awaitable[Any]]
+    _args: tuple[Any, ...]
+    _kwargs: Mapping[str, Any]
     _lease: Lease | None  # the flight's side of L2, if the operation has L2
     _epoch: tuple[int, ...]  # of the op and its tags
     _generation: Generation
@@ -354,7 +367,7 @@ class FlightLoad:
     _began_at: float = 0.0
     _longest: float = inf  # seconds that L1 may keep what was loaded: few if L2 did not confirm it
 
-    def start(self, flight: Flight[Any], on_answer: Callable[[], None]) -> bool:
+    def start(self, flight: Flight[Any], on_answer: Callable[[object], None]) -> bool:
         """Send the read of L2 now, if nothing has to be waited for first; *on_answer* is called with the reply."""
         assert self._lease is not None
         return not flight.is_refresh and self._lease.start(on_answer)  # 3
@@ -455,11 +468,11 @@ class FlightLoad:
         limiter = None if operation.is_batched else self._state.limits.of(operation.name, policy.max_loads)
         if limiter is None:
             self._begin_load(flight)
-            value = await self._load()
+            value = await self._function(*self._args, **self._kwargs)
         else:
             async with limiter.slot(flight):
                 self._begin_load(flight)
-                value = await self._load()
+                value = await self._function(*self._args, **self._kwargs)
         if self._lease is not None:  # how long a load takes says how long leases have to be
             operation.note_load(self._now() - self._began_at)
         flight.stop_clock()
@@ -495,9 +508,10 @@ class FlightLoad:
         """Put what L2 has into L1, and return what *flight* lands with."""
         operation = self._operation
         operation.counters.l2_hits += 1
+        policy = operation.policy
         flight.origin = Origin("store", -inf, self._state.clock() + (found.life or 0.0))
-        kept = operation.isolate(found.payload) if operation.policy.isolate else found.value
-        if self._may_put(flight):
+        kept = operation.isolate(found.payload) if policy.isolate else found.value
+        if (policy.ttl is not None or self._state.tracking is not None) and self._may_put(flight):
             life = operation.life("ttl", found.value)
             self._put(flight, kept, life, longest=inf if found.life is None else found.life)  # 7
         return kept

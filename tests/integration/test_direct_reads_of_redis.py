@@ -91,7 +91,7 @@ def acquisitions(guard: Guard) -> tuple[list[Any], list[Any]]:
 def is_at_rest(guard: Guard) -> bool:
     """Whether *guard* has nothing left to do."""
     tier = tier_of(guard)
-    return not (guard._states.running().board._up or tier.upkeep or tier.asking._in_use)
+    return not (guard._states.running().board.up or tier.upkeep or tier.asking._in_use)
 
 
 async def test_hit_is_read_without_a_task(guard: Guard) -> None:
@@ -105,7 +105,7 @@ async def test_hit_is_read_without_a_task(guard: Guard) -> None:
         if flights:
             asyncio.get_running_loop().call_soon(watch)
 
-    flights = guard._states.running().board._up
+    flights = guard._states.running().board.up
     asyncio.get_running_loop().call_soon(watch)
     answer = await guard.fetch(OP, Kitchen().load, **LIFE)
 
@@ -229,7 +229,7 @@ async def test_exit_over_a_server_that_says_nothing(
     with pytest.raises(LoadCancelled):
         await call
     assert [] == [name for name in names if name.startswith(("load", "batch", "upkeep"))]
-    assert (set(), 0, []) == (site.board._up, guard.stats().in_flight, caplog.messages)
+    assert (set(), 0, []) == (site.board.up, guard.stats().in_flight, caplog.messages)
 
 
 async def test_question_whose_batch_is_cancelled(proxy: CountingProxy, namespace: str) -> None:

@@ -229,7 +229,7 @@ async def test_load_that_ignores_its_end_hands_the_right_on(pair: tuple[Guard, G
     await stubborn.arrivals(2)
     assert tier_of(first).leases.is_idle
     stubborn.open()
-    await until(lambda: not first._states.running().board._up, "the stubborn load to end")
+    await until(lambda: not first._states.running().board.up, "the stubborn load to end")
     assert await ask(first, kitchen) == "soup 1"  # what the late one returned is nowhere
 
 

@@ -383,7 +383,7 @@ async def test_i3_no_right_to_load_outlives_its_flight(begin: str, is_there: boo
             await ticks(when)
             call.cancel()
             await asyncio.wait([call])
-            while site.board._up or site.tier.upkeep:
+            while site.board.up or site.tier.upkeep:
                 await ticks(1)
 
             assert ({}, 0, 0) == (server.leases, site.tier.asking._in_use, guard.stats().in_flight), when
@@ -772,7 +772,7 @@ def test_i10_idle_means_idle(make_loop: MakeLoop) -> None:
 
     assert tier is not None
     assert (set(), []) == (asyncio.all_tasks(loop), timers_of(loop))
-    assert [0, 0, 0] == [len(state) for state in (board._up, board.flights, tier._writes)]
+    assert [0, 0, 0] == [len(state) for state in (board.up, board.flights, tier._writes)]
     assert 0 == evening.guard.stats().in_flight
     assert ["soup"] * 3 + ["ValueError"] * 3 + ["LoadTimeout", "WaitTimeout", "RecursiveLoad"] + ["soup"] + [
         "CancelledError"

@@ -138,7 +138,7 @@ async def test_nobody_waits_for_ever_and_limits_hold(
     serving = [asyncio.create_task(kitchen.serve(call)) for call in calls]
     for _ in range(PATIENCE):
         await asyncio.sleep(0)
-        if all(task.done() for task in serving) and not kitchen.board._up:
+        if all(task.done() for task in serving) and not kitchen.board.up:
             break
     else:
         for task in [*serving, *kitchen.board._next_steps()]:

@@ -285,7 +285,7 @@ class GuardMachine(RuleBasedStateMachine):
         assert len(self.model.up) == self.guard.stats().in_flight
         (site,) = self.guard._states._living()
         assert set(self.model.current) == set(site.board.flights)
-        assert len(self.model.up) == len(site.board._up)
+        assert len(self.model.up) == len(site.board.up)
 
     def teardown(self) -> None:
         """Let everything land, and leave; nothing is left."""

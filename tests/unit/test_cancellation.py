@@ -167,7 +167,7 @@ async def test_leaving_while_the_load_lands(ticks: int, pause: Pause) -> None:
 
     assert ["soup", "soup"] == [outcomes[0], outcomes[2]]
     assert was_answered == (outcomes[1] == "soup")
-    assert (set(), {}, 0) == (board._up, board.flights, board.stats().in_flight)
+    assert (set(), {}, 0) == (board.up, board.flights, board.stats().in_flight)
 
 
 @pytest.mark.parametrize("ticks", range(8))
@@ -289,7 +289,7 @@ async def test_everybody_leaves(on_abandon: Any, ends: list[str], pause: Pause) 
 
     assert ends == left
     assert ends or ["finished"] == load.ends
-    assert (1, 0, set()) == (board.stats().abandoned, board.stats().in_flight, board._up)
+    assert (1, 0, set()) == (board.stats().abandoned, board.stats().in_flight, board.up)
 
 
 async def test_everybody_leaves_and_somebody_comes() -> None:

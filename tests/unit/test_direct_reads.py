@@ -126,7 +126,7 @@ class Process:
     @property
     def flight(self) -> Flight[Any]:
         """The only flight that is up."""
-        (flight,) = self.site.board._up
+        (flight,) = self.site.board.up
         return flight
 
     @property
@@ -137,7 +137,7 @@ class Process:
     def is_at_rest(self) -> bool:
         """Whether nothing is left of whatever was asked."""
         board, tier = self.site.board, self.tier
-        return not (board._up or board.flights or tier.upkeep or tier.asking._in_use)
+        return not (board.up or board.flights or tier.upkeep or tier.asking._in_use)
 
 
 @pytest.fixture
@@ -810,7 +810,7 @@ async def test_request_that_is_cancelled_over_a_plain_store() -> None:
         call = asyncio.create_task(guard.fetch(OP, never, on_abandon="cancel", **BOTH))
         await gate.arrivals(1)
         call.cancel()
-        await eventually(lambda: not guard._states.running().board._up)
+        await eventually(lambda: not guard._states.running().board.up)
         tier = guard._states.running().tier
 
         assert tier is not None
@@ -842,7 +842,7 @@ async def test_exit_waits_for_those_who_look(is_there: bool, pause: Pause) -> No
     await leaving
 
     assert (False, "stored" if is_there else "loaded") == (early, await call)
-    assert (set(), {}, 0, {}) == (site.board._up, site.board.flights, process.stats.in_flight, process.server.leases)
+    assert (set(), {}, 0, {}) == (site.board.up, site.board.flights, process.stats.in_flight, process.server.leases)
     assert process.store.is_closed
 
 
@@ -859,7 +859,7 @@ async def test_exit_in_haste(monkeypatch: pytest.MonkeyPatch, caplog: pytest.Log
     with pytest.raises(LoadCancelled, match="shut-down"):
         await call
 
-    assert ([], set(), 0, 0) == (left, site.board._up, process.stats.in_flight, process.loads)
+    assert ([], set(), 0, 0) == (left, site.board.up, process.stats.in_flight, process.loads)
     assert ([], 0) == (caplog.messages, process.stats.l2_errors)
 
 
@@ -879,7 +879,7 @@ async def test_exit_in_haste_hears_the_answer_out(pause: Pause) -> None:
     await leaving
 
     assert (False, 0) == (early, process.loads)
-    assert (set(), 0, {}) == (site.board._up, process.stats.in_flight, process.server.leases)
+    assert (set(), 0, {}) == (site.board.up, process.stats.in_flight, process.server.leases)
 
 
 async def test_store_that_is_closed_under_a_look(process: Process) -> None:
@@ -915,7 +915,7 @@ async def test_request_that_is_cancelled_before_it_has_a_token(process: Process)
     request: asyncio.Future[AcquireResult] = asyncio.get_running_loop().create_future()
     untyped(process.store).acquire = lambda _: request
     call = process.ask()
-    await eventually(lambda: process.site.board._up)
+    await eventually(lambda: process.site.board.up)
     request.cancel()
     with pytest.raises(LoadCancelled):
         await call
@@ -933,7 +933,7 @@ async def test_flight_that_ends_before_its_read_begins(process: Process) -> None
     untyped(process.store).acquire = lambda _: request
     lease = Lease(process.tier, OP, (), 2, 60, Counters())
 
-    assert not lease.start(lambda: None)
+    assert not lease.start(lambda _: None)
     lease.release_soon()
     assert CORO_CLOSED == getcoroutinestate(request)
 
@@ -951,7 +951,7 @@ async def test_drain_waits_for_what_looks(process: Process, pause: Pause) -> Non
     gate.open()
     await asyncio.gather(*draining)
 
-    assert ([False, False], "stored", set()) == (early, await call, board._up)
+    assert ([False, False], "stored", set()) == (early, await call, board.up)
 
 
 # Trouble in the process
@@ -968,10 +968,10 @@ class Peek:
     def __init__(self, seen: tuple[str] | None = None, error: BaseException | None = None) -> None:
         self._seen = seen
         self._error = error
-        self.answer: Callable[[], object] = int
+        self.answer: Callable[[object], object] = bool
         self.closed = 0
 
-    def start(self, flight: Flight[str], on_answer: Callable[[], None]) -> bool:
+    def start(self, flight: Flight[str], on_answer: Callable[[object], None]) -> bool:
         self.answer = on_answer
         return True
 
@@ -992,19 +992,19 @@ def launch(board: Scoreboard, peek: Peek, load: Callable[..., Any] | None = None
     return flight, counters
 
 
-def is_clean(board: Scoreboard, flight: Flight[str], peek: Peek, counters: Counters) -> bool:
-    """Whether nothing is left of *flight*, and its direct read was closed once."""
-    left = board._up, board.flights, flight.task, flight.is_reading, peek.closed, counters.in_flight
-    return left == (set(), {}, None, False, 1, 0)
+def is_clean(board: Scoreboard, flight: Flight[str], peek: Peek, counters: Counters, closed: int = 1) -> bool:
+    """Whether nothing is left of *flight*, and its direct read was closed so many times."""
+    left = board.up, board.flights, flight.task, flight.is_reading, peek.closed, counters.in_flight
+    return left == (set(), {}, None, False, closed, 0)
 
 
 async def test_glance_brings_the_value() -> None:
-    """What it brings is the answer; it is closed once."""
+    """What it brings is the answer, and leaves nothing to be closed."""
     board, peek = Scoreboard(), Peek(("soup",))
     flight, counters = launch(board, peek)
-    peek.answer()
+    peek.answer(None)
 
-    assert is_clean(board, flight, peek, counters)
+    assert is_clean(board, flight, peek, counters, closed=0)
     assert "soup" == await wait_one(flight)
 
 
@@ -1013,7 +1013,7 @@ async def test_glance_that_fails() -> None:
     board, peek = Scoreboard(), Peek(error=ValueError("no menu"))
     flight, counters = launch(board, peek)
     waiting = asyncio.create_task(wait_one(flight))
-    peek.answer()
+    peek.answer(None)
 
     assert is_clean(board, flight, peek, counters)
     with pytest.raises(ValueError, match="no menu"):
@@ -1025,14 +1025,14 @@ async def test_glance_that_cannot_even_begin(error: type[BaseException]) -> None
     """That is the launching caller's error, and leaves no flight that would never land."""
 
     class Broken(Peek):
-        def start(self, flight: Flight[str], on_answer: Callable[[], None]) -> bool:
+        def start(self, flight: Flight[str], on_answer: Callable[[object], None]) -> bool:
             raise error
 
     board, peek, counters = Scoreboard(), Broken(), Counters()
     with pytest.raises(error):
         board.launch(OP, lambda _: never(), counters, "finish", context=Context(), direct_read=peek)
 
-    assert (set(), {}, 1, 0) == (board._up, board.flights, peek.closed, counters.in_flight)
+    assert (set(), {}, 1, 0) == (board.up, board.flights, peek.closed, counters.in_flight)
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
@@ -1043,7 +1043,7 @@ async def test_glance_that_stops_the_loop(error: type[BaseException]) -> None:
     waiting = asyncio.create_task(wait_one(flight))
     await asyncio.sleep(0)
     with pytest.raises(error):
-        peek.answer()
+        peek.answer(None)
 
     assert is_clean(board, flight, peek, counters)
     with pytest.raises(LoadCancelled, match=f"menu-7: the load was ended by {error.__name__}"):
@@ -1055,7 +1055,7 @@ async def test_glance_that_ends_in_what_stops_nothing(error: type[BaseException]
     """Anything else is the flight's own, as it would be in a task, and not that of whoever brought the answer."""
     board, peek = Scoreboard(), Peek(error=error())
     flight, counters = launch(board, peek)
-    peek.answer()
+    peek.answer(None)
 
     assert is_clean(board, flight, peek, counters)
     with pytest.raises(LoadCancelled, match="menu-7: the load was "):
@@ -1089,7 +1089,7 @@ async def test_task_factory_that_refuses_after_a_look(refusal: type[BaseExceptio
     factory = loop.get_task_factory()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loop, "call_soon", lambda call, *args, **_: soon.append(partial(call, *args)))
-        peek.answer()
+        peek.answer(None)
     loop.set_task_factory(refuse)
     (begin,) = soon
     with pytest.raises(refusal, match="no more tasks"):
@@ -1135,7 +1135,7 @@ async def test_who_waits_until_it_no_longer_looks() -> None:
     flight, _ = launch(board, peek, load)
     done = flight.direct_read_done()
     same = flight.direct_read_done()
-    peek.answer()
+    peek.answer(None)
     early = done.done()
     await done
 

@@ -494,7 +494,7 @@ def test_load_that_stops_the_loop(stop: type[BaseException], make_loop: MakeLoop
     outcomes = loop.run_until_complete(asyncio.gather(*calls, return_exceptions=True))
 
     assert [f"menu-7: the load was ended by {stop.__name__}"] * 2 == [str(outcome) for outcome in outcomes]
-    assert (set(), {}) == (board._up, board.flights)
+    assert (set(), {}) == (board.up, board.flights)
 
 
 @pytest.mark.parametrize("stop", [KeyboardInterrupt, SystemExit])
@@ -510,5 +510,5 @@ def test_load_that_stops_the_loop_before_it_ever_waits(stop: type[BaseException]
         loop.run_until_complete(asyncio.wait(calls))
     outcomes = loop.run_until_complete(asyncio.gather(*calls, return_exceptions=True))
 
-    assert (set(), {}, 0) == (board._up, board.flights, board.stats().in_flight)
+    assert (set(), {}, 0) == (board.up, board.flights, board.stats().in_flight)
     assert [f"menu-7: the load was ended by {stop.__name__}"] * 2 == [str(outcome) for outcome in outcomes]

@@ -58,7 +58,7 @@ class Kitchen:
 
     def is_idle(self) -> bool:
         """Whether all slots are free, nobody queues, and nothing is up."""
-        return f"{self.limits.of('', None)!r} {self.board!r}".startswith("<Limiter 0 of ") and not self.board._up
+        return f"{self.limits.of('', None)!r} {self.board!r}".startswith("<Limiter 0 of ") and not self.board.up
 
 
 async def soup() -> str:

@@ -109,7 +109,7 @@ async def test_eager_or_not_an_immediate_load_leaves_nothing() -> None:
 
     answer = await board.debounce(OP, load)
 
-    assert ("soup", {}, set(), 0) == (answer, board.flights, board._up, board.stats().in_flight)
+    assert ("soup", {}, set(), 0) == (answer, board.flights, board.up, board.stats().in_flight)
 
 
 async def test_a_failure_is_shared_and_not_remembered() -> None:
@@ -194,7 +194,7 @@ async def test_load_timeout_holds_for_a_load_that_ignores_it(pause: Pause) -> No
 
     assert "soup" == await newcomer
     await pause()
-    assert set() == board._up
+    assert set() == board.up
 
 
 async def test_load_within_its_timeout() -> None:
@@ -409,7 +409,7 @@ async def test_task_that_asks_for_the_load_that_started_it() -> None:
 
     call = asyncio.create_task(board.debounce(OP, load))
     await gate.arrivals(1)
-    wait = next(iter(next(iter(board._up)).awaits.values()))
+    wait = next(iter(next(iter(board.up)).awaits.values()))
     gate.open()
 
     assert ["soup", "soup"] == await asyncio.gather(call, *started)
@@ -647,12 +647,12 @@ def test_loop_closed_over_a_load(make_loop: MakeLoop) -> None:
 
     call = first.create_task(board.debounce(OP, gated(gate)))
     first.run_until_complete(gate.arrivals(1))
-    (flight,) = board._up
+    (flight,) = board.up
     loader = flight.task
     first.close()
     answer = second.run_until_complete(board.debounce(OP, load))
 
-    assert ("soup", 0, set()) == (answer, board.stats().in_flight, board._up)
+    assert ("soup", 0, set()) == (answer, board.stats().in_flight, board.up)
     for lost in map(untyped, (call, loader)):
         lost._log_destroy_pending = False
         lost.get_coro().close()
@@ -671,7 +671,7 @@ async def test_task_factory_that_refuses() -> None:
         await board.debounce(OP, never)
     loop.set_task_factory(factory)
 
-    assert ({}, set(), 0) == (board.flights, board._up, board.stats().in_flight)
+    assert ({}, set(), 0) == (board.flights, board.up, board.stats().in_flight)
 
 
 class Done(asyncio.Future[Any]):
@@ -702,7 +702,7 @@ async def test_load_that_is_over_when_its_task_is_created() -> None:
     answer = await board.debounce(OP, load)
     loop.set_task_factory(factory)
 
-    assert ("soup", {}, set(), 0) == (answer, board.flights, board._up, board.stats().in_flight)
+    assert ("soup", {}, set(), 0) == (answer, board.flights, board.up, board.stats().in_flight)
 
 
 async def test_load_that_ends_its_own_flight_while_its_task_is_created() -> None:
@@ -715,7 +715,7 @@ async def test_load_that_ends_its_own_flight_while_its_task_is_created() -> None
         await board.debounce(OP, board.cancel_all)
     loop.set_task_factory(factory)
 
-    assert ({}, set(), 0) == (board.flights, board._up, board.stats().in_flight)
+    assert ({}, set(), 0) == (board.flights, board.up, board.stats().in_flight)
 
 
 # When a load begins
@@ -797,7 +797,7 @@ async def test_load_cancelled_before_it_began() -> None:
 
     with pytest.raises(LoadCancelled, match="menu-7: the load was cancelled"):
         await wait_one(flight)
-    assert ({}, set()) == (board.flights, board._up)
+    assert ({}, set()) == (board.flights, board.up)
 
 
 async def test_who_has_left_takes_no_room() -> None:
@@ -884,7 +884,7 @@ async def test_draining_nothing() -> None:
     await board.drain(60)
     await board.cancel_all()
 
-    assert set() == board._up
+    assert set() == board.up
 
 
 async def test_ground_lets_loads_clean_up() -> None:
@@ -932,7 +932,7 @@ async def test_ground_reports_a_load_that_does_not_end(
             await call
     gate.open()
     await pause()
-    assert set() == board._up
+    assert set() == board.up
 
 
 # What is seen, and what is not kept
@@ -1065,7 +1065,7 @@ async def test_urgency_reaches_all_that_is_waited_for(pause: Pause) -> None:
     calls.append(asyncio.create_task(board.debounce("start", partial(load, "left", "right"))))
     calls.append(asyncio.create_task(board.debounce("beside", partial(load, "other end"))))
     await pause()
-    flights = {flight.op: flight for flight in board._up}
+    flights = {flight.op: flight for flight in board.up}
     place = flights["end"].queue_slot = asyncio.get_running_loop().create_future()
     skip_queue(flights["start"])
     urgent = sorted(op for op, flight in flights.items() if flight.skips_queue)
@@ -1166,9 +1166,9 @@ async def test_load_cancelled_from_outside_at_any_step(ticks: int) -> None:
     """Whoever cancels a load's task, and however early: all who wait are told, and nothing is left."""
     board, gate = Scoreboard(), Gate()
     calls = [asyncio.create_task(board.debounce(OP, gated(gate))) for _ in range(3)]
-    while not board._up:
+    while not board.up:
         await asyncio.sleep(0)
-    (flight,) = board._up
+    (flight,) = board.up
     for _ in range(ticks):
         await asyncio.sleep(0)
     assert flight.task is not None
@@ -1176,7 +1176,7 @@ async def test_load_cancelled_from_outside_at_any_step(ticks: int) -> None:
     outcomes = await asyncio.gather(*calls, return_exceptions=True)
 
     assert ["LoadCancelled('menu-7: the load was cancelled')"] * 3 == [repr(outcome) for outcome in outcomes]
-    assert (set(), {}, 0, None) == (board._up, board.flights, board.stats().in_flight, flight.task)
+    assert (set(), {}, 0, None) == (board.up, board.flights, board.stats().in_flight, flight.task)
 
 
 async def test_load_cancelled_while_nobody_waits() -> None:
@@ -1189,7 +1189,7 @@ async def test_load_cancelled_while_nobody_waits() -> None:
     await asyncio.wait([task])
     await asyncio.sleep(0)
 
-    assert (True, True, None, set()) == (flight.landed, flight.is_over, flight.task, board._up)
+    assert (True, True, None, set()) == (flight.landed, flight.is_over, flight.task, board.up)
 
 
 @STOPS
@@ -1214,7 +1214,7 @@ def test_load_that_stops_the_loop(stop: type[BaseException], ticks: int, make_lo
 
     assert not early
     assert [f"LoadCancelled('menu-7: the load was ended by {stop.__name__}')"] * 3 == [repr(each) for each in outcomes]
-    assert (set(), {}, 0) == (board._up, board.flights, board.stats().in_flight)
+    assert (set(), {}, 0) == (board.up, board.flights, board.stats().in_flight)
 
 
 @STOPS
@@ -1238,7 +1238,7 @@ def test_load_that_stops_the_loop_while_nobody_waits(stop: type[BaseException], 
     loop.run_until_complete(launching)
 
     assert [(True, True, None)] == [(flight.landed, flight.is_over, flight.task) for flight in flights]
-    assert set() == board._up
+    assert set() == board.up
 
 
 class Rest:
@@ -1297,4 +1297,4 @@ async def test_load_that_began_in_its_creation_and_is_cancelled(how: str, pause:
     with pytest.raises(LoadCancelled, match="menu-7: the load was cancelled"):
         await wait_one(flight)
     assert (how == "itself, at once") == early
-    assert (set(), {}, None) == (board._up, board.flights, flight.task)
+    assert (set(), {}, None) == (board.up, board.flights, flight.task)

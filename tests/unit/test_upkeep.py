@@ -312,7 +312,7 @@ async def test_right_that_was_lost_is_asked_for_again(here: Process, there: Proc
 async def test_answer_that_was_lost_before_it_was_looked_at(here: Process, server: Server, pause: Pause) -> None:
     """The right that a look brought may be gone when the flight's task begins: it asks again."""
     lease = here.lease()
-    assert lease.start(lambda: None)
+    assert lease.start(lambda _: None)
     await eventually(lambda: server.leases)
     await pause()
     assert lease.result(as_it_is) is None

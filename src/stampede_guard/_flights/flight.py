@@ -43,13 +43,10 @@ class Board(Protocol):
 
     budgets: Budgets
     flights: "dict[str, Flight[Any]]"  # the current one of each op
+    up: "set[Flight[Any]]"  # all that still run
 
     def clear(self, flight: "Flight[Any]", ahead: "Flight[Any] | None" = None) -> None:
         """Take *flight* off, since it lands; *ahead* is the flight that it was queued behind."""
-        ...
-
-    def discard(self, flight: "Flight[Any]") -> None:
-        """Discard *flight*, whose task has ended."""
         ...
 
 
@@ -85,7 +82,7 @@ class OldValues(Protocol[T]):
 class DirectRead(Protocol[T]):
     """A store read that runs without a task. Creating a task is most of a flight's cost."""
 
-    def start(self, flight: "Flight[T]", on_answer: Callable[[], None]) -> bool:
+    def start(self, flight: "Flight[T]", on_answer: Callable[[object], None]) -> bool:
         """Send the request, and call *on_answer* once the reply is there; return whether that was possible at once."""
         ...
 
@@ -94,7 +91,7 @@ class DirectRead(Protocol[T]):
         ...
 
     def close(self) -> None:
-        """Give back what the read holds, since the flight has landed. Called again when the flight's task has ended."""
+        """Give back what a miss holds, since the flight has landed. Called again when the flight's task has ended."""
 
 
 @final
@@ -108,7 +105,10 @@ class Flight(Generic[T]):
     on_abandon: OnAbandon
     outer: "ref[Flight[Any]] | None"  # the flight whose loader launched this one
     skips_queue: bool  # it holds a slot, or a load that holds one waits for it
+    _load: Callable[["Flight[T]"], Coroutine[Any, Any, T]]
+    _context: Context | None = None  # that the load sees; `None` for an empty one
     tags: Sequence[str] = ()
+    _direct_read: DirectRead[T] | None = None
     is_refresh: bool = False  # what is stored is no answer
     replaces: bool = False  # nor may it stay, anywhere
     generation: Generation | None = None  # of the function that loads
@@ -119,7 +119,6 @@ class Flight(Generic[T]):
     _turn: asyncio.Future[None] | None = None  # the same of the flight that this one is queued behind
     _ahead: "Flight[Any] | None" = None  # that flight, until it has landed
     is_reading: bool = False  # its direct read has not ended; it has no task yet
-    _direct_read: DirectRead[T] | None = None
     _read_done: asyncio.Future[None] | None = None  # done once that read has ended, if a shutdown waits for it
     task: asyncio.Task[None] | None = None
     _eager: asyncio.Task[Any] | None = None  # the same, while that is being made
@@ -148,52 +147,52 @@ class Flight(Generic[T]):
     _value: Any = None
     _failure: Failure | None = None
 
-    def start(
-        self, load: Callable[["Flight[T]"], Awaitable[T]], context: Context, direct_read: "DirectRead[T] | None" = None
-    ) -> None:
-        """Run *load* in a task of its own, so that it belongs to no caller, unless *direct_read* finds the value."""
+    def start(self) -> None:
+        """Run the load in a task, so that it belongs to no caller, unless the direct read finds the value."""
         self.counters.in_flight += 1
-        context.run(current_flight.set, ref(self))
-        self._direct_read = direct_read
-        if direct_read is not None:
-            run: Any = context.run
+        if self._direct_read is not None:
             try:
-                self.is_reading = direct_read.start(
-                    self, partial(run, self._on_direct_read, direct_read, load, context)
-                )
+                self.is_reading = self._direct_read.start(self, self._on_reply)
             except BaseException as error:
                 self._finish(None, self._ended_by(error))
                 raise
         if not self.is_reading:
             try:
-                self._begin(load, context)
+                self._begin()
             except (KeyboardInterrupt, SystemExit) as error:
                 self.loop.call_soon(_stop, error)  # stop the loop, and not this caller
 
-    def _on_direct_read(
-        self, direct_read: DirectRead[T], load: Callable[["Flight[T]"], Awaitable[T]], context: Context
-    ) -> None:
+    def _on_reply(self, _: object) -> None:
+        if self._context is None:
+            self._context = Context()
+        self._context.run(self._land_by_reading)
+
+    def _land_by_reading(self) -> None:
         """Land with the value that was read.
 
         On a miss, schedule the load for the next loop iteration, so that it does not run inside the pipeline's task.
         """
+        assert self._direct_read is not None
         try:
-            seen = direct_read.result(self)
+            seen = self._direct_read.result(self)
         except BaseException as error:
             self._finish(None, error if isinstance(error, Exception) else self._ended_by(error))
             if isinstance(error, KeyboardInterrupt | SystemExit):  # stop the loop; the pipeline goes on
                 raise
         else:
             if seen is None:
-                self.loop.call_soon(self._begin, load, context)
+                self.loop.call_soon(self._begin)
             else:
+                self._direct_read = None  # it holds nothing
                 self._finish(seen[0], None)
 
-    def _begin(self, load: Callable[["Flight[T]"], Awaitable[T]], context: Context) -> None:
+    def _begin(self) -> None:
         if self.landed:  # aborted meanwhile
             self._finish(None, None)
             return
-        run = self._run(load)
+        context = Context() if self._context is None else self._context
+        context.run(current_flight.set, ref(self))
+        run = self._run(self._load)
         try:
             self.task = self._new_task(run, context)
         except BaseException as error:  # a task factory that refuses, or an eager load that stops the loop
@@ -394,7 +393,7 @@ class Flight(Generic[T]):
     def fail_closed_loop(self) -> None:
         """Fail a flight whose event loop was closed; no waiter can be woken any more."""
         self._waiters, self._present, self.next_turn = [], 0, None
-        self.board.discard(self)
+        self.board.up.discard(self)
         self._land(None, LoadCancelled(f"{self.op}: its event loop was closed"))
 
     def disown(self) -> None:
@@ -403,12 +402,13 @@ class Flight(Generic[T]):
 
     def _finish(self, value: T | None, error: Exception | None) -> None:
         """Wake all waiters: the load is over."""
-        self.board.discard(self)
+        self.board.up.discard(self)
         self.is_over = True
         self.skips_queue = False  # tasks that the load has left behind queue like others
         self.task = self._eager = None  # it holds the load's frames, which hold this
         self._land(value, error)
-        self.stop_clock()
+        if self._deadlines is not None:
+            self.stop_clock()
         if self.is_reading:
             self._end_read()
         if self._direct_read is not None:

@@ -17,7 +17,7 @@ from .._operations.policy import Policy
 from .._stats import Counters, Stats, snapshot
 from ..errors import ConfigurationError, LoadCancelled, RecursiveLoad, WrongLoop
 from .deadlines import Budgets
-from .flight import DirectRead, Flight, OldValues, current_flight, running_flight
+from .flight import DirectRead, Flight, OldValues, current_flight
 from .waiting import leads_to, wait_one, waits_for
 
 T = TypeVar("T")
@@ -56,7 +56,7 @@ class Scoreboard:
         self._counters = Counters()
         self.budgets = Budgets()
         self.flights: dict[str, Flight[Any]] = {}
-        self._up: set[Flight[Any]] = set()  # all that still run, the forgotten ones too
+        self.up: set[Flight[Any]] = set()  # all that still run, the forgotten ones too
         _all_boards.add(self)
 
     async def debounce(self, op: str, load: Load[T]) -> T:
@@ -106,20 +106,20 @@ class Scoreboard:
             raise WrongLoop(message)
         return flight
 
-    def launch(  # noqa: PLR0913  # made by the guard alone
+    def launch(  # noqa: PLR0913, PLR0917  # made by the guard alone
         self,
         op: str,
         load: Callable[[Flight[T]], Coroutine[Any, Any, T]],
         counters: Counters,
         on_abandon: OnAbandon,
-        *,
         context: Context | None = None,
         tags: Sequence[str] = (),
+        direct_read: DirectRead[T] | None = None,
+        *,
         is_private: bool = False,
         is_refresh: bool = False,
         replaces: bool = False,
         after: Flight[Any] | None = None,
-        direct_read: DirectRead[T] | None = None,
         old_values: OldValues[T] | None = None,
     ) -> Flight[T]:
         """Start a flight; unless it *is_private*, callers that come meanwhile will join it.
@@ -130,19 +130,32 @@ class Scoreboard:
         Raises:
             RecursiveLoad: the running code belongs to a load of *op*, which would go on to launch itself for ever.
         """
-        outer, running = current_flight.get(), running_flight()
-        if running is not None:
+        outer, skips_queue = current_flight.get(), False
+        if outer is not None and (running := outer()) is not None:
             self._check_recursion(op, running)
+            skips_queue = running.skips_queue  # even if it was aborted, while it cleans up
         counters.executions += 1
-        skips_queue = running is not None and running.skips_queue  # even if it was aborted, while it cleans up
-        flight: Flight[T] = Flight(self, op, counters, on_abandon, outer, skips_queue, tags, is_refresh, replaces)
+        flight: Flight[T] = Flight(
+            self,
+            op,
+            counters,
+            on_abandon,
+            outer,
+            skips_queue,
+            load,
+            context,
+            tags,
+            direct_read,
+            is_refresh,
+            replaces,
+        )
         flight.old_values = old_values
         if after is not None:
             flight.queue_behind(after)
         if not is_private:
             self.flights[op] = flight  # before the start: an eager task may land inside its own creation
-        self._up.add(flight)
-        flight.start(load, Context() if context is None else context, direct_read)
+        self.up.add(flight)
+        flight.start()
         return flight
 
     def _check_recursion(self, op: str, inside: Flight[Any]) -> None:
@@ -188,10 +201,6 @@ class Scoreboard:
             if ahead is not None and not ahead.landed:
                 self.flights[flight.op] = ahead
 
-    def discard(self, flight: Flight[Any]) -> None:
-        """Discard a flight whose task has ended."""
-        self._up.discard(flight)
-
     async def drain(self, timeout: float) -> None:  # noqa: ASYNC109  # what is left then is no error
         """Wait at most *timeout* seconds for all flights to land, those launched meanwhile included."""
         deadline = asyncio.get_running_loop().time() + timeout
@@ -203,12 +212,12 @@ class Scoreboard:
 
     async def cancel_all(self) -> None:
         """Cancel all flights; their waiters get `LoadCancelled` at once, their loads a second to clean up."""
-        for flight in tuple(self._up):
+        for flight in tuple(self.up):
             flight.abort(LoadCancelled(f"{flight.op}: cancelled at shut-down"))
         if steps := self._next_steps():  # direct reads too: a reply may grant a lease, which other processes wait for
             await asyncio.wait(steps, timeout=_GRACE)
         # A direct read is over once the store replies, or its deadline passes.
-        left = sum(not flight.is_reading for flight in self._up)
+        left = sum(not flight.is_reading for flight in self.up)
         if left:
             loads = "1 load ignores its" if left == 1 else f"{left:,} loads ignore their"
             logger.warning("%s cancellation; left behind at shut-down", loads)  # without keys, as all logs
@@ -217,7 +226,7 @@ class Scoreboard:
     def _next_steps(self) -> list[asyncio.Future[None]]:
         """Return what the flights wait for; one whose task is being made has none."""
         steps: list[asyncio.Future[None]] = []
-        for flight in self._up:
+        for flight in self.up:
             if flight.task is not None:
                 steps.append(flight.task)
             elif flight.is_reading:
@@ -226,15 +235,15 @@ class Scoreboard:
 
     def overdue(self) -> Iterator[float]:
         """Yield for each load that runs on after its budget when that was used up, by the loop's clock."""
-        return (flight.ran_out_at for flight in self._up if flight.ran_out_at is not None)
+        return (flight.ran_out_at for flight in self.up if flight.ran_out_at is not None)
 
     def disown(self) -> None:
         """Forget flights that will never land here: this process was forked."""
         self.flights.clear()
-        for flight in self._up:
+        for flight in self.up:
             flight.disown()
-        _left_behind.append(self._up)
-        self._up = set()
+        _left_behind.append(self.up)
+        self.up = set()
 
     def stats(self) -> Stats:
         """Return a snapshot of what was called, shared and run."""

@@ -65,7 +65,10 @@ class StoreAccess:
 
     def release(self, verb: str, breaker: Breaker | None) -> None:
         """End an operation for which `reserve` made room; *breaker* is given if it was answered."""
-        self._leave()
+        if self._queue:
+            self._leave()
+        else:
+            self._in_use -= 1
         if breaker is not None:
             self._note_success(verb, breaker)
 

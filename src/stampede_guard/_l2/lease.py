@@ -135,18 +135,17 @@ class Lease:
         keys = tier.tag_keys(tags)
         self._request = AcquireRequest(self._key, keys, length, marks_ttl, fingerprint, window=window, margin=margin)
 
-    def start(self, on_answer: Callable[[], None]) -> bool:
+    def start(self, on_answer: Callable[[object], None]) -> bool:
         """Start to read without a task, if nothing has to be waited for; return whether that was possible.
 
         Args:
             on_answer: Called once there is a `result`.
         """
         tier = self._tier
-        store, access = tier.store, tier.asking
-        breaker = None
+        store, breaker = tier.store, None
         try:
             if not store.has_replicas and tier.pending.is_empty:
-                breaker = access.reserve(store.node_of(self._key))
+                breaker = tier.asking.reserve(store.node_of(self._key))
             if breaker is None:
                 return False
             self._asked_at = tier.clock()
@@ -154,13 +153,12 @@ class Lease:
             self._pending = pending
             if hasattr(pending, "add_done_callback") and not pending.done():
                 self._breaker = breaker
-                callback: Callable[[object], None] = lambda _: on_answer()  # noqa: E731  # typed
-                pending.add_done_callback(callback)
+                pending.add_done_callback(on_answer)
                 return True
         except Exception:  # noqa: BLE001, S110  # e.g. the key's node is unknown at present: `acquire` will find out
             pass
         if breaker is not None:
-            access.release("read", None)
+            tier.asking.release("read", None)
         return False
 
     def result(self, decode: Callable[[bytes], tuple[Any] | None]) -> Found | None:
@@ -173,18 +171,17 @@ class Lease:
             LoadCancelled: there will be no answer, and nothing new may start.
         """
         access, pending = self._tier.asking, self._pending
-        if pending.cancelled():
+        try:
+            result: AcquireResult = pending.result()
+        except (Exception, asyncio.CancelledError):  # noqa: BLE001  # `acquire` awaits it, unless it was cancelled
             access.release("read", None)
+            if not pending.cancelled():
+                return None
             self._pending = None
             if self._token:
                 self._release(self._token, is_sure=False, is_due=False)
             message = f"{self._op}: the load was cancelled with its request to the store"
-            raise LoadCancelled(message)
-        try:
-            result: AcquireResult = pending.result()
-        except Exception:  # noqa: BLE001  # `acquire` awaits it
-            access.release("read", None)
-            return None
+            raise LoadCancelled(message) from None
         access.release("read", self._breaker)
         self._pending = None
         if result.kind == "hit":
@@ -357,17 +354,18 @@ class Lease:
         """Return the fresh value in an envelope, or reject it in the next request."""
         stored = result.stored
         assert stored is not None
-        self._rejected = b"=" + token_of(stored.envelope, self._request.fingerprint)
         opened = self._open(stored, result.marks)
-        if opened is None:
-            return None
-        self.stored_by = opened.token
-        decoded = decode(opened.payload)
-        self.was_undecodable = decoded is None
-        life = stored.ttl
-        if life is not None and (opened.lag or opened.stale):
-            life = max(life - opened.lag - opened.stale, 0.0)
-        return None if decoded is None else Found(decoded[0], opened.payload, life)
+        if opened is not None:
+            self.stored_by = opened.token
+            decoded = decode(opened.payload)
+            self.was_undecodable = decoded is None
+            if decoded is not None:
+                life = stored.ttl
+                if life is not None and (opened.lag or opened.stale):
+                    life = max(life - opened.lag - opened.stale, 0.0)
+                return Found(decoded[0], opened.payload, life)
+        self._rejected = b"=" + token_of(stored.envelope, self._request.fingerprint)
+        return None
 
     def _unseal_old(self, result: AcquireResult, decode: Callable[[bytes], tuple[Any] | None]) -> OldValue | None:
         """Return the value that is not fresh, if one came with the lease or its denial."""

@@ -27,7 +27,8 @@ from .upkeep import UNCOUNTED, LeaseKeeper
 
 logger = logging.getLogger("stampede_guard")
 
-_READABLE = re.compile(r"[!-z|~]{1,200}")  # printable, no space and no brace, because a hash tag contains it
+_UNREADABLE = re.compile(r"[^!-z|~]")  # not printable, a space, or a brace, because a hash tag contains the op
+_MAX_OP_LENGTH = 200  # characters of an op that is readable in its key
 _MAX_KEY_LENGTH = 240  # characters of namespace and op together
 _MARKS_TTL = 86_400.0  # seconds; a mark that has expired costs a load of each value that carries it
 _REPEAT_PERIOD = 1.0  # seconds between attempts to have an invalidation confirmed, where no bus's upkeep does that
@@ -63,6 +64,7 @@ class Tier:
         self._instance = instance
         self._everything = Invalidation(self.tag_key(""), Message("c", instance, "").pack(), is_tag=True)
         self._has_tags = "tags" in self.store.capabilities
+        self._marks_of_all = (self._everything.key,) if self._has_tags else ()
         self._pending = UnconfirmedInvalidations(clock, self._everything if self._has_tags else None)
         self._writes: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._generation = self.store.generation
@@ -248,7 +250,7 @@ class Tier:
 
     def tag_keys(self, tags: Sequence[str]) -> tuple[str, ...]:
         """Return the keys of the marks that a value with *tags* carries; none if the store has no tags."""
-        return (self._everything.key, *map(self.tag_key, tags)) if self._has_tags else ()
+        return (*self._marks_of_all, *map(self.tag_key, tags)) if tags and self._has_tags else self._marks_of_all
 
 
 def _leasing(store: Store | LeasingStore) -> LeasingStore:
@@ -262,7 +264,8 @@ def key_of(namespace: str, op: str) -> str:
 
     With a long namespace more ops are digested, because no key may be longer than Memcached's 250 bytes.
     """
-    if op and (not _READABLE.fullmatch(op) or len(namespace) + len(op) > _MAX_KEY_LENGTH):
+    length = len(op)
+    if op and (_UNREADABLE.search(op) or length > _MAX_OP_LENGTH or len(namespace) + length > _MAX_KEY_LENGTH):
         prefix = re.sub(r"[^!-z|]", "_", op[:64])
         op = f"{prefix}~{blake2b(op.encode('utf-8', 'surrogatepass'), digest_size=20).hexdigest()}"
     return f"sg1:{{{namespace}:{op}}}"

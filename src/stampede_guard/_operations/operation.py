@@ -355,13 +355,15 @@ class Operation:
             return for_caller(cached)
         return self.isolate_value(cached, self.encode(cached)).copy()
 
-    def context(self) -> Context:
-        """Return the context for a load that the running code launches.
+    def context(self) -> Context | None:
+        """Return the context for a load that the running code launches; `None` for an empty one.
 
         A shared load belongs to no caller, so it sees no context variables of callers except those in `vary`.
         """
         if self.policy.inherit_context:
             return copy_context()
+        if not self.vary:
+            return None
         context = Context()
         for variable in self.vary:
             context.run(variable.set, variable.get())

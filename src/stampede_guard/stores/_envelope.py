@@ -132,26 +132,21 @@ def unseal(key: str, envelope: bytes, fingerprint: bytes = NO_FINGERPRINT) -> Un
     """Return the value with *fingerprint*; `None` without one, or if this is no complete envelope of *key*."""
     if len(envelope) < _FIRST.size:
         return None
-    magic, digest, values, first, *entry = _FIRST.unpack_from(envelope)
-    begins, end = _FIRST.size, _FIRST.size + entry[-1]
+    magic, digest, values, first, lag, stale, life, token, _, count, length = _FIRST.unpack_from(envelope)
+    begins, end = _FIRST.size, _FIRST.size + length
     if values != 1 or first != fingerprint:
         at = entry_of(envelope, fingerprint)
         if at <= 0:
             return None
-        _, *entry = _ENTRY.unpack_from(envelope, at)
+        _, lag, stale, life, token, _, count, length = _ENTRY.unpack_from(envelope, at)
         begins, end = _bodies(envelope, at)
-    lag, stale, life, token, _, marks, length = entry
-    start, ends = begins + marks * _MARK_SIZE, begins + length
+    start, ends = begins + count * _MARK_SIZE, begins + length
     if magic != _MAGIC or digest != key_digest(key) or end != len(envelope) or start > ends:
         return None
-    return UnsealedValue(
-        envelope[start:ends],
-        tuple([envelope[mark : mark + _MARK_SIZE] for mark in range(begins, start, _MARK_SIZE)]),
-        token,
-        lag / 1000,
-        stale / 1000,
-        life / 1000,
-    )
+    marks: tuple[bytes, ...] = (envelope[begins:start],)
+    if count != 1:  # most values have one
+        marks = tuple([envelope[mark : mark + _MARK_SIZE] for mark in range(begins, start, _MARK_SIZE)])
+    return UnsealedValue(envelope[start:ends], marks, token, lag / 1000, stale / 1000, life / 1000)
 
 
 def _bodies(envelope: bytes, at: int) -> tuple[int, int]:

@@ -167,17 +167,17 @@ class RedisStore:
 
     def acquire(self, request: AcquireRequest) -> Awaitable[AcquireResult]:
         """Run ACQUIRE, and MARK for each tag; or plain reads, as the pipeline decides."""
-        primary, key, tags = self._topology.primary, request.key, request.tags
+        primary, key, tags = self._topology.primary, request.key, tuple(request.tags)
         node = primary(key)
         marks_ttl = round(request.marks_ttl * 1000) or 1
         margin = round(request.margin * 1000) if request.margin else 0
         sent = ValueRequest(
-            node, key, self._last, tuple(tags), marks_ttl, request.fingerprint, request, self._follow_up, margin
+            node, key, self._last, tags, marks_ttl, request.fingerprint, request, self._follow_up, margin
         )
         for tag in tags:
             if primary(tag) is not node:
                 return self._acquire_from_nodes(sent)
-        return self._pipeliner_of(node).submit(sent)
+        return (self._pipeliners.get(node) or self._pipeliner_of(node)).submit(sent)
 
     async def _acquire_from_nodes(self, request: ValueRequest) -> AcquireResult:
         tag_nodes = [self._topology.primary(tag) for tag in request.tags]

@@ -280,11 +280,12 @@ async def _replies(connection: Any, kinds: Sequence[Any], demotions: frozenset[s
         at, lacking = parse(buffer, 0, len(kinds) - len(replies), replies)
     if at != len(buffer):
         raise UnexpectedReply  # there is one more than requests, so none can be assigned
-    for position, (kind, reply) in enumerate(zip(kinds, replies, strict=True)):
-        if not isinstance(reply, kind):
-            replies[position] = refusal = _refusal(reply)
-            if str(refusal) in demotions:
-                raise NotPrimaryError
+    if not all(map(isinstance, replies, kinds)):  # without a step of the interpreter for each
+        for position, (kind, reply) in enumerate(zip(kinds, replies, strict=True)):
+            if not isinstance(reply, kind):
+                replies[position] = refusal = _refusal(reply)
+                if str(refusal) in demotions:
+                    raise NotPrimaryError
     return replies
 
 

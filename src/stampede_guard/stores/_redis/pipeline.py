@@ -171,15 +171,14 @@ class Pipeliner:
         room = _MAX_BYTES
         waiting = self._waiting
         while waiting and len(batch) < _MAX_REQUESTS:
-            request = waiting[0]
-            if request.done():
-                del waiting[0]
+            request = waiting.popleft()
+            if request.is_done:
                 continue
             room -= _MAX_BYTES if request.is_long else request.size
             if room < 0 and batch:
+                waiting.appendleft(request)
                 break
             batch.append(request)
-            del waiting[0]
         return batch
 
     async def aclose(self) -> None:

@@ -38,7 +38,7 @@ class Request:
     most one callback, and none is called after `cancel`.
     """
 
-    __slots__ = ("_callback", "_error", "_is_done", "_reply")
+    __slots__ = ("_callback", "_error", "_reply", "is_done")
     is_long = False
     is_urgent = False
     size = 512  # about
@@ -47,30 +47,29 @@ class Request:
         self._callback: Callable[[Any], object] | None = None
         self._reply: Any = None
         self._error: Exception | None = None
-        self._is_done = False
+        self.is_done = False
 
     def add_done_callback(self, callback: Callable[[Any], object]) -> None:
         """Call *callback* with this request once it is done."""
-        self._callback = callback
-        if self._is_done:
-            self._notify()
-
-    def _notify(self) -> None:
-        callback, self._callback = self._callback, None
-        if callback is not None:
+        if self.is_done:
             callback(self)
+        else:
+            self._callback = callback
 
     def done(self) -> bool:
         """Whether there is a reply, or will be none."""
-        return self._is_done
+        return self.is_done
 
     def finish(self, reply: object, error: Exception | None = None) -> None:
         """Set the reply or the error, unless the request is done."""
-        if not self._is_done:
-            self._is_done = True
+        if not self.is_done:
+            self.is_done = True
             self._reply = reply
             self._error = error
-            self._notify()
+            callback = self._callback
+            if callback is not None:
+                self._callback = None
+                callback(self)
 
     def abort(self) -> None:
         """Cancel because the store is closed or the event loop ends; the callback is called."""
@@ -79,7 +78,7 @@ class Request:
     def cancel(self) -> None:
         """Drop the callback and the reply."""
         self._callback = None
-        self._is_done = True
+        self.is_done = True
 
     def cancelled(self) -> bool:
         """Whether the request was aborted."""
@@ -96,7 +95,7 @@ class Request:
         return self._reply
 
     def __await__(self) -> Generator[Any, None, Any]:
-        if not self._is_done:
+        if not self.is_done:
             done = asyncio.get_running_loop().create_future()
             self._callback = partial(_wake, done)
             try:
@@ -159,9 +158,7 @@ class ValueRequest(Request):
         margin: Milliseconds by which a value counts as old before it is.
 
     Attributes:
-        alone: What an envelope has in its 21st byte and after it if such a value is all that it holds, and is stale for
-            as long as this flight accepts.
-        least: Milliseconds; a value like that is fresh if it has more left.
+        stale: Milliseconds; how long the values are stale that a plain read may be answered with at once.
         is_easy: Whether any value is usable, and this node has all marks.
         has_missed: Whether a plain read has found no value.
         is_long: Whether the value is too long to share a pipeline.
@@ -169,7 +166,6 @@ class ValueRequest(Request):
 
     __slots__ = (
         "_follow_up",
-        "alone",
         "asked",
         "fingerprint",
         "has_missed",
@@ -177,9 +173,9 @@ class ValueRequest(Request):
         "is_long",
         "key",
         "last",
-        "least",
         "margin",
         "node",
+        "stale",
         "tags",
         "ttl",
     )
@@ -199,7 +195,7 @@ class ValueRequest(Request):
         self._callback = None
         self._reply = None
         self._error = None
-        self._is_done = False
+        self.is_done = False
         self._follow_up = follow_up
         self.node = node
         self.key = key
@@ -207,10 +203,8 @@ class ValueRequest(Request):
         self.tags = tags
         self.ttl = ttl
         self.fingerprint = fingerprint
-        stale = 0 if asked is None or not asked.window else round(asked.window * 1000)
-        self.alone = single_value_head(fingerprint, stale)
+        self.stale = 0 if asked is None or not asked.window else round(asked.window * 1000)
         self.margin = margin
-        self.least = stale + margin
         self.asked = asked
         self.is_easy = asked is None or not asked.reject
         self.has_missed = False
@@ -222,8 +216,8 @@ class ValueRequest(Request):
         assert asked is not None
         keys = (f"{self.key}:v", f"{self.key}:l")
         last, lease = min(self.last, longest), round(asked.lease * 1000) or 1
-        reject, window = asked.reject, round(asked.window * 1000)
-        args = (asked.token, lease, last, reject, asked.previous_token, self.fingerprint, window, self.margin)
+        lives = self.stale, self.margin
+        args = (asked.token, lease, last, asked.reject, asked.previous_token, self.fingerprint, *lives)
         return Call(list, scripts.ACQUIRE, keys, args)
 
     @property
@@ -237,10 +231,12 @@ class ValueRequest(Request):
         Raises:
             InvalidStateError: the result is not complete.
         """
-        reply = super().result()
-        if reply.__class__ is not AcquireResult and self._follow_up is not None:
+        reply = self._reply
+        if reply.__class__ is AcquireResult:
+            return reply
+        if self._error is None and self._follow_up is not None:
             raise asyncio.InvalidStateError
-        return reply
+        return super().result()
 
     def __await__(self) -> Generator[Any, None, Any]:
         try:
@@ -320,23 +316,27 @@ class Pipeline:
         first_mark = values + len(self._acquisitions)
         end, marks = self._read_marks(replies, first_mark)
         again: list[ValueRequest] = []
+        fingerprint, stale, alone, hits = b"", 0, b"", 0
         for request, ttl, value in zip(self._reads, replies[0:values:2], replies[1:values:2], strict=True):
             has_marks, marks_here = marks[request.tags, request.ttl]
+            if request.fingerprint is not fingerprint or request.stale != stale:  # there are few
+                fingerprint, stale = request.fingerprint, request.stale
+                alone = single_value_head(fingerprint, stale)
             is_whole = value.__class__ is bytes and ttl.__class__ is int and len(value) <= self._longest
             if (
                 is_whole
                 and has_marks
                 and request.is_easy
-                and ttl > request.least
-                and value.startswith(request.alone, COUNT_AT)
+                and ttl > stale + request.margin
+                and value.startswith(alone, COUNT_AT)
             ):
                 # The common case, kept short.
-                self.reads += 1
-                self.hits += 1
-                if not request.done():
-                    request.finish(AcquireResult("hit", Stored(value, ttl / 1000), 0.0, marks_here))
+                hits += 1
+                request.finish(AcquireResult("hit", Stored(value, ttl / 1000), 0.0, marks_here))
             else:
                 self._settle(request, _as_acquired(request, ttl, value), (has_marks, marks_here), again)
+        self.reads += hits
+        self.hits += hits
         for request, reply in zip(self._acquisitions, replies[values:first_mark], strict=True):
             self._settle(request, reply, marks[request.tags, request.ttl], again)
         for request in self._mark_reads:
@@ -416,13 +416,13 @@ def _reading(requests: Sequence[ValueRequest], longest: int, marks: Sequence[tup
     The ttl first: should the value be replaced in between, it is the older one's, and not too long.
     """
     text: list[str] = []
+    last = min(requests[0].last, longest) if requests else 0  # of one store, so all have the same
+    bounds = f"$1\r\n0\r\n${len(str(last))}\r\n{last}\r\n"
     for request in requests:
-        key = f"{request.key}:v"
-        length = len(key) if key.isascii() else len(key.encode())
-        last = min(request.last, longest)
+        key = request.key
+        length = 2 + (len(key) if key.isascii() else len(key.encode()))
         text.append(
-            f"*2\r\n$4\r\nPTTL\r\n${length}\r\n{key}\r\n"
-            f"*4\r\n$8\r\nGETRANGE\r\n${length}\r\n{key}\r\n$1\r\n0\r\n${len(str(last))}\r\n{last}\r\n"
+            f"*2\r\n$4\r\nPTTL\r\n${length}\r\n{key}:v\r\n*4\r\n$8\r\nGETRANGE\r\n${length}\r\n{key}:v\r\n{bounds}"
         )
     for tag, ttl in marks:
         length = len(tag) if tag.isascii() else len(tag.encode())
