@@ -9,12 +9,14 @@ from typing import Any, NoReturn, Self, TypeVar, Unpack
 from ._after_commit import AfterCommit, Connection
 from ._codecs.codec import Codec
 from ._invalidation import Invalidator
+from ._keys.partitions import check_partition
 from ._keys.spec import KeySpec, shortened
 from ._keys.tags import check_tags
 from ._loops import Change, LoopState, LoopStates, make_loop_state, store_maker
 from ._memory.entry import Entry
 from ._memory.epochs import Epochs
 from ._operations.fetches import FetchOperations
+from ._operations.limits import LoadLimits
 from ._operations.operation import NO_ANNOTATION, Operation
 from ._operations.options import Duration, Options, count, fraction, namespace_name, seconds
 from ._operations.policy import Policy
@@ -48,6 +50,8 @@ class Guard:
         tracking: With a URL or a client: whether to hear of keys that others than this library write or delete.
         max_bytes: Size of the largest value that is stored or read.
         max_loads: How many loads may run at once, per event loop; the others queue. `None` sets no limit.
+        max_queued: How many loads may wait for one of these slots; needs *max_loads*. `None` sets no limit.
+        queue_timeout: Seconds that a load waits for its slots; needs *max_loads*. `None` sets no limit.
         enabled: `False` keeps both tiers but shares no flights: each miss loads for itself.
         rollout: Fraction of all ops, always the same ones, whose flights are shared; the others go as if disabled.
         drain_timeout: Seconds that leaving the guard waits for flights before it cancels them.
@@ -70,6 +74,8 @@ class Guard:
         tracking: bool | None = None,
         max_bytes: int = 1 << 20,
         max_loads: int | None = None,
+        max_queued: int | None = None,
+        queue_timeout: Duration | None = None,
         enabled: bool = True,
         rollout: float = 1.0,
         drain_timeout: Duration = 5.0,
@@ -80,20 +86,19 @@ class Guard:
         self._namespace = namespace_name(namespace)
         count("maxsize", maxsize)
         count("max_bytes", max_bytes)
-        if max_loads is not None:
-            count("max_loads", max_loads)
+        self._limits = LoadLimits.of_guard(max_loads, max_queued, queue_timeout)
         self._drain_timeout = seconds("drain_timeout", drain_timeout, zero=True)
         self._clock = clock
         self._defaults = Policy.checked_defaults(defaults or {})
         times = {"deadline": deadline, "connect_timeout": connect_timeout}
         make_store = store_maker(store, max_bytes, **times, max_connections=max_connections, tracking=tracking)
         epochs = Epochs()
-        make_state = partial(make_loop_state, make_store, epochs, namespace, maxsize, max_bytes, max_loads, clock)
+        make_state = partial(make_loop_state, make_store, epochs, namespace, maxsize, max_bytes, self._limits, clock)
         self._states = LoopStates(make_state, needs_entering=make_store is not None)
         self._path = DataPath(self._states, enabled, rollout)
         self._invalidator = Invalidator(self._states, epochs)
         self._registry = Registry()
-        self._fetches = FetchOperations(partial(self._registry.make, has_store=self.has_store), self._defaults)
+        self._fetches = FetchOperations(self._add_operation, self._defaults)
 
     @property
     def has_store(self) -> bool:
@@ -139,6 +144,7 @@ class Guard:
         returns: Any = NO_ANNOTATION,
         codec: Codec | None = None,
         tags: Sequence[str] = (),
+        partition: str | None = None,
         **options: Unpack[Options],
     ) -> T:
         """Do for the op id *op* and the function *load* what `@coalesce` does for a call.
@@ -150,8 +156,8 @@ class Guard:
             returns: The answer's type, for a value that is stored or isolated.
             codec: Instead of *returns*.
             tags: What the answer is invalidated by, besides *op*.
-            **options: As of `@coalesce`: `ttl`, `l2_ttl`, `jitter`, `load_timeout`, `wait_timeout`, `on_abandon`,
-                `isolate`, `inherit_context`, `lease`, `version`, `max_loads`.
+            partition: What shares the slots of `max_loads` evenly with other partitions, such as a tenant.
+            **options: As of `@coalesce`, from `ttl` to `max_waiters`.
 
         Raises:
             ConfigurationError: an option breaks its rule.
@@ -168,11 +174,13 @@ class Guard:
         operation = self._fetches.of(name, options, returns, codec)
         if operation.policy.version is not None:
             self._states.running().check_able(f"{op}: version=", "versions")
+        if partition is not None:
+            check_partition(op, partition, operation.policy.max_loads)
         if tags:
             check_tags("fetch", tags)
             self._states.running().check_able(f"{op}: tags={tags!r}", "tags")
         written = tuple([self._registry.resolve_tag(tag, {}) for tag in tags])
-        return await self._path.get(operation, op, load, (lambda: written) if written else None)
+        return await self._path.get(operation, op, load, (lambda: written) if written else None, partition)
 
     async def invalidate(self, op: str, /, *, version: int | None = None, wait: bool = True, **values: object) -> None:
         """Forget *op*: in this process at once, before anything is awaited, then in the store and everywhere.
@@ -260,7 +268,7 @@ class Guard:
         Raises:
             ConfigurationError: the policy asks for a store that the guard does not have, or no codec can be found.
         """
-        return self._registry.make(name, policy, has_store=self.has_store, **options)
+        return self._registry.make(name, policy, has_store=self.has_store, limits=self._limits, **options)
 
     def _register(self, owner: object, spec: KeySpec, operation: Operation) -> None:
         """Note that *owner*'s ops belong to *operation*, or raise `InvalidKey` if another function may have them."""

@@ -25,6 +25,7 @@ from ._l2.sender import Confirmation
 from ._l2.tier import Tier
 from ._memory.epochs import Epochs
 from ._memory.l1 import Memory
+from ._operations.limits import LoadLimits
 from ._operations.operation import Operation
 from ._tokens import new_token
 from .errors import ConfigurationError, GuardClosed
@@ -272,7 +273,7 @@ def make_loop_state(  # noqa: PLR0917  # a guard's options
     namespace: str,
     maxsize: int,
     max_bytes: int,
-    max_loads: int | None,
+    limits: LoadLimits,
     clock: Callable[[], float],
 ) -> LoopState:
     """Return the running loop's part of a guard with these options; nothing is connected yet.
@@ -293,7 +294,8 @@ def make_loop_state(  # noqa: PLR0917  # a guard's options
             )
             raise ConfigurationError(message)
         tier = Tier(store, namespace, max_bytes, clock, instance)
-    state = LoopState(loop, Memory(maxsize, clock, loop), tier, epochs, Limiters(max_loads), clock=clock)
+    limiters = Limiters(limits.max_loads, limits.max_queued, limits.queue_timeout)
+    state = LoopState(loop, Memory(maxsize, clock, loop), tier, epochs, limiters, clock=clock)
     if tier is not None and "backplane" in tier.capabilities:
         state.backplane = Backplane(tier, instance, state, clock)
     return state

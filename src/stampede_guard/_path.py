@@ -24,7 +24,7 @@ from zlib import crc32
 
 from ._bus.backplane import Backplane
 from ._flights.flight import Flight
-from ._flights.waiting import wait_all, wait_one
+from ._flights.waiting import check_room, wait_all, wait_one
 from ._freshness import Freshness, OldValue, Origin, answer_in_pause, last_in_memory, origin_in_memory
 from ._keys.spec import MAX_OP_LENGTH
 from ._l2.lease import Found, Lease, LeaseLapsed
@@ -37,9 +37,10 @@ from ._memory.l1 import UNTRUSTED_TTL
 from ._operations.operation import IsolatedValue, Operation, for_caller
 from ._speed.forms import ArgumentCache, Slot
 from ._stats import Counters
-from .errors import RecentFailure, invalidation_pending
+from .errors import Overloaded, RecentFailure, invalidation_pending
 
 T = TypeVar("T")
+FindT = TypeVar("FindT", bound=Callable[..., Any])
 LoadT = TypeVar("LoadT", bound=Callable[[], Awaitable[Any]])
 
 _POLLS = (0.025, 0.25)  # seconds between reads while another process loads, first and longest: a wake-up may be lost
@@ -62,6 +63,8 @@ class DataPath:
         build_tags: Callable[..., Sequence[str]] | None,
         answers: ArgumentCache | None = None,
         flights: ArgumentCache | None = None,
+        *,
+        build_partition: Callable[..., str] | None = None,
     ) -> Callable[[str, Any, Any, Any], Any]:
         """Return steps 1 and 2 of each call of *function*: a closure, made once for each operation.
 
@@ -71,7 +74,9 @@ class DataPath:
         """
         here, running, counters = self._states.here, self._states.running, operation.counters
         may_answer_old = operation.policy.may_answer_old
-        find = self.old_or_flight if may_answer_old else self.join_or_launch
+        find: Any = self.old_or_flight if may_answer_old else self.join_or_launch
+        if build_partition is not None:
+            find = partial(find, build_partition=build_partition)
 
         def lookup_or_launch(op: str, args: Any, kwargs: Any, shown: Any) -> Any:
             state = here() or running()
@@ -96,7 +101,7 @@ class DataPath:
             counters.joins += 1
             return flight
 
-        return lookup_or_launch
+        return bounded(lookup_or_launch, operation)
 
     def make_rejoin(self, operation: Operation) -> "Callable[[ref[Flight[Any]]], Flight[Any] | None]":
         """Return what tells whether a call may join a flight that calls with the same arguments have joined."""
@@ -114,7 +119,7 @@ class DataPath:
             counters.joins += 1
             return flight
 
-        return rejoin
+        return bounded(rejoin, operation)
 
     def peek(self, op: str, operation: Operation | None = None) -> Entry[Any] | None:
         """Return the fresh entry of *op*, with the value that a caller of *operation* gets; count nothing."""
@@ -130,6 +135,7 @@ class DataPath:
         op: str,
         load: Callable[[], Awaitable[T]],
         build_tags: Callable[[], Sequence[str]] | None = None,
+        build_partition: Callable[[], str] | None = None,
     ) -> Answer[T]:
         """Return what `get` returns, with what is known of its freshness."""
         state = self._states.running()
@@ -137,7 +143,8 @@ class DataPath:
         if slot is not None:
             operation.counters.l1_hits += 1
             return origin_in_memory(operation, slot).answer(state, operation, slot.value)
-        found = self._find(state, operation, op, load, (), {}, build_tags)  # 2
+        find = bounded(self._find, operation)
+        found = find(state, operation, op, load, (), {}, build_tags, build_partition=build_partition)  # 2
         if isinstance(found, OldValue):
             return found.origin.answer(state, operation, found.kept)
         kept = await wait_one(found, operation.policy.wait_timeout)
@@ -151,9 +158,11 @@ class DataPath:
         op: str,
         load: Callable[[], Awaitable[T]],
         build_tags: Callable[[], Sequence[str]] | None = None,
+        partition: str | None = None,
     ) -> T:
         """Return the answer for *op*, of a function that is not decorated."""
-        answer = self.make_lookup(operation, load, build_tags)(op, (), {}, ())
+        place = None if partition is None else lambda: partition
+        answer = self.make_lookup(operation, load, build_tags, build_partition=place)(op, (), {}, ())
         if isinstance(answer, Flight):
             answer = await wait_one(answer, operation.policy.wait_timeout)
         value: T = operation.for_caller(answer)
@@ -182,6 +191,7 @@ class DataPath:
         find: Any = self.old_or_flight
         if is_refresh or not operation.policy.may_answer_old:
             find = partial(self.join_or_launch, is_refresh=is_refresh, replaces=replaces)
+        find = bounded(find, operation)
         for position, op in enumerate(ops):
             slot = None if is_refresh else state.memory.get(op)  # 1
             if slot is not None:
@@ -211,6 +221,7 @@ class DataPath:
         build_tags: Callable[[], Sequence[str]] | None = None,
         *,
         replaces: bool = True,
+        build_partition: Callable[[], str] | None = None,
     ) -> T:
         """Load now and replace what is cached, with what is read after this call.
 
@@ -226,8 +237,8 @@ class DataPath:
                 `Guard.invalidate`); the error has the `value`.
         """
         state = self._states.running()
-        how: Any = {"is_refresh": True, "replaces": replaces}
-        flight = self.join_or_launch(state, operation, op, load, (), {}, build_tags, **how)  # 2
+        how: Any = {"is_refresh": True, "replaces": replaces, "build_partition": build_partition}
+        flight = bounded(self.join_or_launch, operation)(state, operation, op, load, (), {}, build_tags, **how)  # 2
         value: T = operation.for_caller(await wait_one(flight, operation.policy.wait_timeout))
         if replaces:
             await _check_replaced({op: flight}, value)
@@ -266,6 +277,7 @@ class DataPath:
         is_refresh: bool = False,
         replaces: bool = False,
         on_launch: Callable[[Flight[Any]], None] | None = None,
+        build_partition: Callable[..., str] | None = None,
     ) -> Flight[Any]:
         """Return the flight of *op* that this call waits for; call *on_launch* with it if it is a new one.
 
@@ -300,6 +312,7 @@ class DataPath:
             generation,
             is_shared,
             freshness,
+            None if build_partition is None else build_partition(*args, **kwargs),
         )
         flight = state.board.launch(
             op,
@@ -340,8 +353,8 @@ class DataPath:
 
         async def run(flight: Flight[T]) -> T:
             await is_ready
-            limiter = state.limits.of(operation.name, operation.policy.max_loads)
-            async with nullcontext() if limiter is None else limiter.slot(flight):
+            limiter = state.limits.of_operation(operation)
+            async with nullcontext() if limiter is None else limiter.slot(flight, operation):
                 operation.counters.loads += 1
                 return await load()
 
@@ -363,6 +376,7 @@ class FlightLoad:
     _generation: Generation
     _is_shared: bool  # others can join the flight
     _freshness: Freshness | None  # the old value, if the operation may answer with one
+    _partition: str | None  # of the operation, if its limit is shared between partitions
     _asks_left: int = _ASKS
     _began_at: float = 0.0
     _longest: float = inf  # seconds that L1 may keep what was loaded: few if L2 did not confirm it
@@ -465,12 +479,12 @@ class FlightLoad:
         operation, policy = self._operation, self._operation.policy
         flight.start_clock(policy.load_timeout)
         flight.will_load = True
-        limiter = None if operation.is_batched else self._state.limits.of(operation.name, policy.max_loads)
+        limiter = None if operation.is_batched else self._state.limits.of_operation(operation, self._partition)
         if limiter is None:
             self._begin_load(flight)
             value = await self._function(*self._args, **self._kwargs)
         else:
-            async with limiter.slot(flight):
+            async with limiter.slot(flight, operation, self._partition):
                 self._begin_load(flight)
                 value = await self._function(*self._args, **self._kwargs)
         if self._lease is not None:  # how long a load takes says how long leases have to be
@@ -524,10 +538,11 @@ class FlightLoad:
         """Return the old value in a tuple of one, if *flight* has failed with *error* and that is the answer then."""
         freshness = self._freshness
         assert freshness is not None
-        if not isinstance(error, (*self._operation.policy.stale_on, RecentFailure)):
+        if not isinstance(error, (*self._operation.policy.stale_on, RecentFailure, Overloaded)):
             return None
         is_latest = self._may_put(flight)  # no old value comes back after an invalidation
-        freshness.note_failure(flight.op, error, has_marker=False)
+        if not isinstance(error, Overloaded):  # else there was no load, and the next may get a slot
+            freshness.note_failure(flight.op, error, has_marker=False)
         if flight.is_refresh or not is_latest or (old := freshness.rescuer()) is None:
             return None
         flight.origin = old.origin
@@ -586,6 +601,21 @@ class FlightLoad:
         """Release the lease, if it is still held: the flight has landed."""
         assert self._lease is not None
         self._lease.release_soon()
+
+
+def bounded(find: FindT, operation: Operation) -> FindT:
+    """Return *find*, with a check that the flight which it may return has room for a waiter, if that is limited."""
+    max_waiters = operation.policy.max_waiters
+    if max_waiters is None:
+        return find
+
+    def find_with_room(*call: Any, **how: Any) -> Any:
+        found = find(*call, **how)
+        if found.__class__ is Flight:
+            check_room(found, max_waiters, operation.counters)
+        return found
+
+    return cast("FindT", find_with_room)
 
 
 async def _check_replaced(refreshes: Mapping[str, Flight[Any]], value: object) -> None:

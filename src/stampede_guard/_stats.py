@@ -23,6 +23,7 @@ class Counters(HitCounter):
         "l2_unstorable",
         "l2_waits",
         "loads",
+        "overloaded",
         "overtaken",
         "recent_failures",
         "stale",
@@ -42,6 +43,7 @@ class Counters(HitCounter):
         self.loads = 0
         self.failures = 0
         self.abandoned = 0
+        self.overloaded = 0
         self.overtaken = 0
         self.recent_failures = 0
         self.stale = 0
@@ -57,7 +59,8 @@ class Stats:
 
     Attributes:
         l1_hits: Calls answered by this process's memory.
-        joins: Calls that waited for a flight that was already running: the duplicates saved.
+        joins: Calls that found a flight already running: the duplicates saved. Almost all waited for it; `max_waiters`
+            may have refused some.
         executions: Flights launched.
         l2_hits: Flights answered by the store.
         l2_misses: Flights that found no value in the store.
@@ -70,6 +73,8 @@ class Stats:
         loads: Runs of the loader.
         failures: Flights that ended in an error, a timeout or a cancellation; with `coalesce_many`, one for each id.
         abandoned: Flights whose waiters had all left before they landed.
+        overloaded: Loads that got no slot, because too many waited or they waited for too long, and calls that
+            `max_waiters` refused.
         overtaken: Loads whose value was not stored: an invalidation or a refresh came meanwhile, the lease was lost,
             or the version is too old.
         recent_failures: Calls that ended with `RecentFailure`, because a load had failed and the next was not due.
@@ -91,6 +96,7 @@ class Stats:
     loads: int = 0
     failures: int = 0
     abandoned: int = 0
+    overloaded: int = 0
     overtaken: int = 0
     recent_failures: int = 0
     stale: int = 0
@@ -118,21 +124,22 @@ class Stats:
             f"{self.calls:,} calls = {self.l1_hits:,} L1 hits + {self.joins:,} joins + "
             f"{self.executions:,} executions ({self.l2_hits:,} L2 hits, {self.loads:,} loads)"
         )
-        rest = (
-            "stale",
-            "recent_failures",
-            "failures",
-            "abandoned",
-            "overtaken",
-            "l2_errors",
-            "l2_undecodable",
-            "l2_unstorable",
-            "l2_skips",
-        )
-        troubles = [f"{getattr(self, name):,} {name}" for name in rest if getattr(self, name)]
+        troubles = [f"{getattr(self, name):,} {name}" for name in _TROUBLES if getattr(self, name)]
         return f"<Stats {', '.join([sentence, *troubles])}, {self.in_flight:,} in flight>"
 
 
+_TROUBLES = (
+    "stale",
+    "recent_failures",
+    "failures",
+    "overloaded",
+    "abandoned",
+    "overtaken",
+    "l2_errors",
+    "l2_undecodable",
+    "l2_unstorable",
+    "l2_skips",
+)
 _COUNTERS = ("l1_hits", *Counters.__slots__)
 
 

@@ -15,6 +15,7 @@ StampedeGuardError
     ├── LoadCancelled                        the loader was cancelled, by itself or at shut-down
     ├── RecentFailure                        a load failed a moment ago, and the next is not due yet
     ├── LoadFailed                           the loader's own error could not be copied for this waiter
+    ├── Overloaded                           too many loads wait for a slot, or too many callers for one load
     ├── RecursiveLoad                        the loader waits for itself
     └── WrongAnswer (also a TypeError)       a loader of many ids returned something else than values for these ids
 ```
@@ -40,6 +41,7 @@ __all__ = (
     "LoadFailed",
     "LoadTimeout",
     "NotCoalescable",
+    "Overloaded",
     "RecentFailure",
     "RecursiveLoad",
     "StampedeGuardError",
@@ -134,6 +136,14 @@ class LoadCancelled(LoadError):
 
 class LoadFailed(LoadError):
     """The loader's error could not be copied for a second waiter; the message names its type."""
+
+
+class Overloaded(LoadError):
+    """A load got no slot, or a caller no place among those that wait for one load.
+
+    It is no `TimeoutError`, though `queue_timeout` raises it: the loader has not been called, so nothing is known of
+    what it loads from.
+    """
 
 
 class RecentFailure(LoadError):

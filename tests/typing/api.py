@@ -111,7 +111,14 @@ async def calls() -> None:
     assert_type(await as_function(7), Menu)
 
 
-@coalesce("menu-{restaurant_id}", guard=guard, tags=("restaurant:{restaurant_id}", "menus"), lease=False, max_loads=7)
+@coalesce(
+    "menu-{restaurant_id}",
+    guard=guard,
+    tags=("restaurant:{restaurant_id}", "menus"),
+    lease=False,
+    max_loads=7,
+    partition="restaurant:{restaurant_id}",
+)
 async def load_by_tags(restaurant_id: int) -> Menu:
     """Decorated with tags."""
     return Menu(restaurant_id)
@@ -376,6 +383,7 @@ coalesce(on_abandon="stop")  # type: ignore[call-overload]
 coalesce(tags=(7,))  # type: ignore[arg-type]
 coalesce(version=7)  # type: ignore[call-overload]
 coalesce(max_loads="7")  # type: ignore[call-overload]
+coalesce(partition=7, max_loads=7)  # type: ignore[call-overload]
 coalesce(tll=5)  # type: ignore[call-overload]
 coalesce(vary=tenant)  # type: ignore[call-overload]
 coalesce(codec=7)  # type: ignore[call-overload]
@@ -391,7 +399,7 @@ async def guards() -> None:
         assert_type(await guard.fetch("op-7", lambda: load_menu.bypass(7), ttl=5), Menu)
         assert_type(await guard.fetch("op-8", with_nothing, l2_ttl=5, returns=Menu), Menu | None)
         assert_type(await guard.invalidate("op-7"), None)
-        assert_type(await guard.fetch("op-8", with_nothing, name="menus", max_loads=3), Menu | None)
+        assert_type(await guard.fetch("op-8", with_nothing, name="menus", max_loads=3, partition="7"), Menu | None)
         await guard.fetch("op-8", with_nothing, name=7)  # type: ignore[arg-type]
         await guard.fetch(7, with_nothing)  # type: ignore[arg-type]
         await guard.fetch("op-9", load_menu)  # type: ignore[arg-type]

@@ -129,6 +129,9 @@ def test_no_duration(name: str) -> None:
         ({"lease": 0}, "lease=0"),
         ({"version": 7}, "version=7"),
         ({"max_loads": 0}, "max_loads=0"),
+        ({"max_loads": 1, "max_queued": -1}, "max_queued=-1"),
+        ({"max_loads": 1, "queue_timeout": 0}, "queue_timeout=0"),
+        ({"max_waiters": 0}, "max_waiters=0"),
     ],
 )
 def test_options_are_validated(options: dict[str, Any], message: str) -> None:

@@ -24,6 +24,7 @@ from .._flights.flight import Flight
 from .._flights.waiting import wait_one
 from .._guard import Guard
 from .._keys.names import qualified_name
+from .._keys.partitions import BuildPartition, compile_partition
 from .._keys.source import annotation_of, as_tuple_and_dict, compile_like, forwarding, imitate, parameters_of
 from .._keys.spec import KeySpec, compile_key, receiver_of
 from .._keys.tags import BuildTags, compile_tags
@@ -76,7 +77,7 @@ class Coalesced(FunctionProxy, Generic[P, T]):
     __qualname__: str
     _function: Callable[P, Coroutine[Any, Any, T]]
 
-    def __init__(  # what the decorator was given
+    def __init__(  # noqa: PLR0913  # what the decorator was given
         self,
         function: Callable[P, Coroutine[Any, Any, T]],
         guard: Guard,
@@ -87,6 +88,7 @@ class Coalesced(FunctionProxy, Generic[P, T]):
         vary: Sequence[ContextVar[Any]] = (),
         codec: Codec | None = None,
         tags: Sequence[str] = (),
+        partition: str | None = None,
     ) -> None:
         imitate(self, function)
         # `inspect` recognises what quacks like a function by these three and the name.
@@ -110,6 +112,7 @@ class Coalesced(FunctionProxy, Generic[P, T]):
         self._build_key = spec.build
         self._alone = function if many is None else many.load_alone
         self._build_tags = compile_tags(function, tags)
+        self._build_partition = compile_partition(function, partition, policy.max_loads)
         self._operation = guard._add_operation(
             name,
             policy,
@@ -118,7 +121,7 @@ class Coalesced(FunctionProxy, Generic[P, T]):
             vary=vary,
             tags=tags,
         )
-        self._call = _compile_call(function, spec, guard, self._operation, self._build_tags)
+        self._call = _compile_call(function, spec, guard, self._operation, self._build_tags, self._build_partition)
         self._operation.is_local = spec.is_local
         guard._register(self, spec, self._operation)
 
@@ -132,6 +135,7 @@ class Coalesced(FunctionProxy, Generic[P, T]):
 
             Raises:
                 LoadTimeout: the loader exceeded `load_timeout`.
+                Overloaded: too many loads wait for a slot, or too many callers for this load.
                 WaitTimeout: this call exceeded `wait_timeout`.
                 LoadCancelled: the loader was cancelled.
                 RecursiveLoad: the loader waits for itself.
@@ -167,6 +171,11 @@ class Coalesced(FunctionProxy, Generic[P, T]):
         """Return the tags of such a call, for `Guard.invalidate_tag`."""
         return () if self._build_tags is None else self._mine(self._build_tags)(*args, **kwargs)
 
+    def _place(self, *args: Any, **kwargs: Any) -> Callable[[], str] | None:
+        """Return what returns the partition of such a call, if it has one."""
+        build = self._build_partition
+        return None if build is None else partial(self._mine(build), *args, **kwargs)
+
     async def invalidate(self, *args: P.args, **kwargs: P.kwargs) -> None:
         """Forget the answer to such a call: in this process at once, then in the store and in every process.
 
@@ -190,7 +199,8 @@ class Coalesced(FunctionProxy, Generic[P, T]):
         """
         op, tags = self.key(*args, **kwargs), self.tags(*args, **kwargs)
         load = partial(self.__wrapped__, *args, **kwargs)
-        return await self.guard._path.refresh(self._operation, op, load, lambda: tags)
+        place = self._place(*args, **kwargs)
+        return await self.guard._path.refresh(self._operation, op, load, lambda: tags, build_partition=place)
 
     async def fresh(self, *args: P.args, **kwargs: P.kwargs) -> T:
         """Return what a load reads that begins after this call: it sees all that was written before.
@@ -203,7 +213,9 @@ class Coalesced(FunctionProxy, Generic[P, T]):
         """
         op, tags = self.key(*args, **kwargs), self.tags(*args, **kwargs)
         load = partial(self.__wrapped__, *args, **kwargs)
-        return await self.guard._path.refresh(self._operation, op, load, lambda: tags, replaces=False)
+        how: Any = {"replaces": False, "build_partition": self._place(*args, **kwargs)}
+        fresh: T = await self.guard._path.refresh(self._operation, op, load, lambda: tags, **how)
+        return fresh
 
     async def answer(self, *args: P.args, **kwargs: P.kwargs) -> Answer[T]:
         """Return the answer to such a call with its age, source and freshness, for HTTP headers say.
@@ -213,7 +225,8 @@ class Coalesced(FunctionProxy, Generic[P, T]):
         """
         op, tags = self.key(*args, **kwargs), self.tags(*args, **kwargs)
         load = partial(self.__wrapped__, *args, **kwargs)
-        return await self.guard._path.answer(self._operation, op, load, lambda: tags)
+        place = self._place(*args, **kwargs)
+        return await self.guard._path.answer(self._operation, op, load, lambda: tags, place)
 
     def peek(self, *args: P.args, **kwargs: P.kwargs) -> Entry[T] | None:
         """Return this process's fresh entry, or `None`; loads nothing and waits for nothing."""
@@ -268,12 +281,13 @@ class Coalesced(FunctionProxy, Generic[P, T]):
         return f"<coalesced {self.__module__}.{self.__qualname__}>"
 
 
-def _compile_call(
+def _compile_call(  # noqa: PLR0917  # what a call needs
     function: Callable[..., Coroutine[Any, Any, Any]],
     spec: KeySpec,
     guard: Guard,
     operation: Operation,
     build_tags: BuildTags | None,
+    build_partition: BuildPartition | None,
 ) -> Callable[..., Coroutine[Any, Any, Any]]:
     """Return the coroutine function that stands in for *function*; `_speed/call.py` shows what it reads."""
     policy = operation.policy
@@ -295,7 +309,9 @@ def _compile_call(
         "_sg_flight": Flight,
         "_sg_flights": flights,
         "_sg_for_caller": operation.for_caller if policy.isolate else for_caller,
-        "_sg_lookup_or_launch": guard._path.make_lookup(operation, function, build_tags, answers, flights),
+        "_sg_lookup_or_launch": guard._path.make_lookup(
+            operation, function, build_tags, answers, flights, build_partition=build_partition
+        ),
         "_sg_miss": MISS,
         "_sg_rejoin": guard._path.make_rejoin(operation),
         "_sg_timeout": policy.wait_timeout,
@@ -373,6 +389,7 @@ def coalesce(
     vary: Sequence[ContextVar[Any]] = (),
     codec: Codec | None = None,
     tags: Sequence[str] = (),
+    partition: str | None = None,
     **options: Unpack[Options],
 ) -> Decorator: ...
 def coalesce(  # options, each with a default that fits
@@ -385,6 +402,7 @@ def coalesce(  # options, each with a default that fits
     vary: Sequence[ContextVar[Any]] = (),
     codec: Codec | None = None,
     tags: Sequence[str] = (),
+    partition: str | None = None,
     **options: Unpack[Options],
 ) -> Any:
     """Make concurrent identical calls of an `async def` share one execution, and remember its answer.
@@ -400,6 +418,8 @@ def coalesce(  # options, each with a default that fits
         vary: Context variables that are part of the key, and the only ones that the loader sees.
         codec: Instead of the one that the return annotation asks for.
         tags: Templates like the key's; `Guard.invalidate_tag` forgets all answers that have a tag.
+        partition: A template like those, such as `"merchant:{merchant_id}"`: the slots of `max_loads` are shared evenly
+            between partitions, and no partition gets all of them.
         **options: What the operation does:
 
             - `ttl`: Life in this process's memory, in seconds; by default nothing is remembered.
@@ -413,6 +433,9 @@ def coalesce(  # options, each with a default that fits
             - `lease`: Wait while another process loads the same op; without it, load too.
             - `version`: Takes a value, returns its version; a value older than what is known is not stored.
             - `max_loads`: How many loads may run at once, per event loop; the others queue.
+            - `max_queued`: How many loads may wait for one of these slots; others raise `Overloaded`.
+            - `queue_timeout`: Seconds that a load waits for its slots before it raises `Overloaded`.
+            - `max_waiters`: How many callers may wait for one load; others raise `Overloaded`.
 
     Raises:
         NotCoalescable: the decorated thing is not an `async def` function.
@@ -436,7 +459,7 @@ def coalesce(  # options, each with a default that fits
     policy = Policy.from_options(options, guard._defaults)
 
     def make(function: Callable[..., Coroutine[Any, Any, Any]], kind: type[Coalesced[Any, Any]]) -> Coalesced[Any, Any]:
-        return kind(function, guard, key, policy, ignore=ignore, vary=vary, codec=codec, tags=tags)
+        return kind(function, guard, key, policy, ignore=ignore, vary=vary, codec=codec, tags=tags, partition=partition)
 
     decorate: Callable[..., Any] = Decorator(make)
     return decorate if function is None else decorate(function)

@@ -319,6 +319,9 @@ def _check(options: Options) -> None:
     if "ignore" in options:  # which `coalesce` has
         message = "there is no option 'ignore': the id is all that there is in a key"
         raise ConfigurationError(message)
+    if "partition" in options:  # which `coalesce` has
+        message = "there is no option 'partition': the ids of a batch may be of several; max_loads= limits the batches"
+        raise ConfigurationError(message)
     if options.get("inherit_context"):
         message = "inherit_context=True: a batch has several callers, so it has none's context; name variables in vary="
         raise ConfigurationError(message)

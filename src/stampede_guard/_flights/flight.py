@@ -123,7 +123,8 @@ class Flight(Generic[T]):
     task: asyncio.Task[None] | None = None
     _eager: asyncio.Task[Any] | None = None  # the same, while that is being made
     waits_elsewhere: bool = False  # it waits for a load in another process
-    queue_slot: asyncio.Future[bool] | None = None  # in a limiter's queue
+    # In a limiter's queue. Done with whether there is a slot, or with why there is none.
+    queue_slot: asyncio.Future[bool | str] | None = None
     will_load: bool = False  # it has read L2, and found nothing
     must_load: bool = False  # a caller relies on that
     loader_called: bool = False  # what it reads may be older than a caller that comes now
@@ -331,6 +332,11 @@ class Flight(Generic[T]):
         for waiter in waiters:
             if not waiter.done():  # its caller was cancelled in this very tick
                 waiter.set_result(why)
+
+    @property
+    def present(self) -> int:
+        """How many waiters it has."""
+        return self._present
 
     @property
     def has_failed(self) -> bool:

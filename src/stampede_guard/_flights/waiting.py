@@ -10,7 +10,8 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar, cast
 
-from ..errors import RecursiveLoad, StampedeGuardError, WaitTimeout
+from .._stats import Counters
+from ..errors import Overloaded, RecursiveLoad, StampedeGuardError, WaitTimeout
 from .awaited import is_awaited_by
 from .flight import LANDED, RELEASED, Flight, Wait, current_flight, running_flight
 
@@ -74,6 +75,25 @@ async def wait_all(flights: Sequence[Flight[Any]], timeout: float | None = None)
             if timer is not None:
                 timer.cancel()
     return [released[flight] if flight in released else flight.answer() for flight in flights]
+
+
+def check_room(flight: Flight[Any], max_waiters: int, counters: Counters) -> None:
+    """Check that a call may wait for *flight*; a load that holds a slot always may.
+
+    Raises:
+        Overloaded: *max_waiters* others wait for it.
+    """
+    if flight.present < max_waiters or flight.landed:
+        return
+    outer = running_flight()
+    if outer is not None and outer.skips_queue:
+        return
+    counters.overloaded += 1
+    message = (
+        f"{flight.op}: {flight.present} callers wait for its load, and max_waiters={max_waiters} allows no more; "
+        "try again later"
+    )
+    raise Overloaded(message)
 
 
 @contextmanager

@@ -52,14 +52,15 @@ def compile_tags(function: Callable[..., Any], tags: Sequence[str]) -> BuildTags
         for name in sorted(template.names - names):
             message = f"{qualified_name(function)}: the tag {tag!r} uses {name!r}, which is no parameter of it"
             raise InvalidKey(message)
-        sources.append(_source_of(template))
+        sources.append(source_of(template))
     # No invalidation can name an empty tag.
     body = f"return tuple([_sg_shortened(_sg_tag) for _sg_tag in ({', '.join(sources)},) if _sg_tag])"
     build: BuildTags = compile_like(function, (body,), {"_sg_write": write_value, "_sg_shortened": shortened})
     return build
 
 
-def _source_of(template: Template) -> str:
+def source_of(template: Template) -> str:
+    """Return the source of an f-string that fills *template*, with `write_value` as `_sg_write`."""
     pieces = [
         f"{{_sg_write({part})}}" if position % 2 else part.replace("{", "{{").replace("}", "}}")
         for position, part in enumerate(template.parts)

@@ -90,14 +90,14 @@ def factor(name: str, value: object) -> float:
     return float(value)
 
 
-def count(name: str, value: object) -> int:
-    """Return *value* if it is a whole number above zero.
+def count(name: str, value: object, *, zero: bool = False) -> int:
+    """Return *value* if it is a whole number above zero, or, if *zero* may be, from zero on.
 
     Raises:
         ConfigurationError: it is not.
     """
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        message = f"{name}={shown(value)}: give a whole number above zero"
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1 - zero:
+        message = f"{name}={shown(value)}: give a whole number {'from zero on' if zero else 'above zero'}"
         raise ConfigurationError(message)
     return value
 
@@ -168,3 +168,6 @@ class Options(TypedDict, total=False):
     lease: bool
     version: Callable[[Any], int] | None
     max_loads: int | None
+    max_queued: int | None
+    queue_timeout: Duration | None
+    max_waiters: int | None

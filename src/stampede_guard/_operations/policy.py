@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import ConfigurationError
+from .limits import LoadLimits
 from .options import (
     Duration,
     OnAbandon,
@@ -48,6 +49,9 @@ class Policy:
         lease: Wait for another process's load, if the store has leases; otherwise load too.
         version: Takes a value, returns its version, a whole number that only rises; older values are not stored.
         max_loads: How many loads of the operation may run at once in one event loop; `None` sets no limit.
+        max_queued: How many may wait for one of these slots; `None` sets no limit.
+        queue_timeout: Seconds that a load waits for its slots; `None` leaves that to the guard.
+        max_waiters: How many callers may wait for one flight; `None` sets no limit.
     """
 
     ttl: float | Callable[[Any], Duration | None] | None = None
@@ -67,6 +71,9 @@ class Policy:
     lease: bool = True
     version: Callable[[Any], int] | None = None
     max_loads: int | None = None
+    max_queued: int | None = None
+    queue_timeout: float | None = None
+    max_waiters: int | None = None
 
     def __post_init__(self) -> None:
         """Check the options, and turn each `timedelta` into seconds."""
@@ -82,8 +89,8 @@ class Policy:
         flag("isolate", self.isolate)
         flag("inherit_context", self.inherit_context)
         flag("lease", self.lease)
-        if self.max_loads is not None:
-            count("max_loads", self.max_loads)
+        object.__setattr__(self, "queue_timeout", self.limits.queue_timeout)
+        self._set("max_waiters", count)
         if self.version is not None and not callable(self.version):
             message = f"version={self.version!r}: give a function that takes a value and returns its version"
             raise ConfigurationError(message)
@@ -133,6 +140,12 @@ class Policy:
         if self.stale_on != _UNAVAILABLE and self.longest_pause is None:
             message = f"stale_on={shown(self.stale_on)} needs stale_if_error=, stale= or error_backoff="
             raise ConfigurationError(message)
+        self.limits.check_together()
+
+    @property
+    def limits(self) -> LoadLimits:
+        """The limits on its loads."""
+        return LoadLimits(self.max_loads, self.max_queued, self.queue_timeout)
 
     @classmethod
     def from_options(cls, options: Options, defaults: Options | None = None) -> "Policy":

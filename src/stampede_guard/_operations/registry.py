@@ -18,6 +18,7 @@ from .._keys.template import Shape, Template, matches, resembles
 from .._memory.epochs import Lineage
 from .._stats import Counters
 from ..errors import ConfigurationError, InvalidKey
+from .limits import LoadLimits
 from .operation import Operation
 from .policy import Policy
 
@@ -115,15 +116,17 @@ class Registry:
             known = self.counters.setdefault(name, Counters())
         return known
 
-    def make(self, name: str, policy: Policy, *, has_store: bool, **options: Any) -> Operation:
-        """Return a new operation, which counts under *name*; options are those of `Operation`.
+    def make(self, name: str, policy: Policy, *, has_store: bool, limits: LoadLimits, **options: Any) -> Operation:
+        """Return a new operation, which counts under *name*; *limits* are the guard's, options those of `Operation`.
 
         Raises:
-            ConfigurationError: the policy asks for a store that the guard does not have, or no codec can be found.
+            ConfigurationError: the policy asks for a store or a limit that the guard does not have, or no codec can be
+                found.
         """
         if policy.l2_ttl is not None and not has_store:
             message = f"{name}: l2_ttl= needs a guard with a store, as in Guard('redis://localhost:6379')"
             raise ConfigurationError(message)
+        policy.limits.check_timeout(name, limits)
         operation = Operation(name, policy, self.counters_of(name), **options)
         operation.check_codec(is_final=False)
         return operation
