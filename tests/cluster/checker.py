@@ -60,7 +60,7 @@ class Rules:
 
 
 @dataclass(slots=True)
-class AcquireResult:
+class Verdict:
     """What the rules say of a run.
 
     Attributes:
@@ -111,9 +111,9 @@ class Floor:
         return self._instants[found] if found < len(self._instants) else None
 
 
-def check(records: Iterable[Record], rules: Rules) -> AcquireResult:
+def check(records: Iterable[Record], rules: Rules) -> Verdict:
     """Return what *rules* say of *records*, in whatever order they come."""
-    verdict = AcquireResult()
+    verdict = Verdict()
     by_key: defaultdict[int, list[Record]] = defaultdict(list)
     for record in records:
         verdict.counts[record.kind] += 1
@@ -126,7 +126,7 @@ def check(records: Iterable[Record], rules: Rules) -> AcquireResult:
 class KeyCheck:
     """The rules, applied to the records of one key."""
 
-    def __init__(self, records: Sequence[Record], rules: Rules, verdict: AcquireResult) -> None:
+    def __init__(self, records: Sequence[Record], rules: Rules, verdict: Verdict) -> None:
         self._rules = rules
         self._verdict = verdict
         self._kinds: defaultdict[str, list[Record]] = defaultdict(list)

@@ -28,8 +28,8 @@ import math
 import re
 import sys
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack, ExitStack, suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -41,11 +41,12 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 from uuid import uuid4
 
+sys.path.insert(0, str(Path(__file__).parents[1]))  # what the tests share
 sys.path.insert(0, str(Path(__file__).parents[2]))  # demo_api is run from the repository
 
-from checker import AcquireResult, Rules, check
-from lossy import LossyWire
+from checker import Rules, Verdict, check
 from processes import Child, children, until
+from proxying import LossyProxy
 from records import NOTHING, Log, Record, group_of, merged
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
@@ -173,7 +174,7 @@ class Outcome:
     """
 
     plan: Plan
-    verdict: AcquireResult
+    verdict: Verdict
     took: float
     faults: Counter[str] = field(default_factory=Counter)
     stats: Counter[str] = field(default_factory=Counter)
@@ -225,7 +226,7 @@ class Run:
             stats.update({name: number for name, number in each["stats"].items() if isinstance(number, int)})
         return Outcome(plan, verdict, took, self._faults, stats)
 
-    async def _let_go(self, workers: Sequence[Child], admin: Redis, wire: LossyWire) -> float:
+    async def _let_go(self, workers: Sequence[Child], admin: Redis, wire: LossyProxy) -> float:
         """Let the processes read and write to the end, with faults until then; return the seconds it took."""
         disturbing = asyncio.gather(self._cut_the_bus(admin), self._kill_primaries())
         wire.loss = FAULT_SHARE if "replies" in self._plan.faults else 0.0
@@ -296,19 +297,11 @@ class Run:
         sentinels = Sentinel([(HOST, sentinel.port) for sentinel in self._places.valkeys.sentinels])
         return sentinels.master_for(SERVICE, retry=Retry(NoBackoff(), 0))
 
-    @asynccontextmanager
-    async def _wire(self) -> AsyncGenerator[LossyWire]:
-        port = (
-            6379 if self._places.valkeys is not None else urlsplit(self._places.redis).port
-        )  # not used, unless there are faults
-        wire = LossyWire(port or 6379, f"wire {self._plan.seed}")
-        await wire.start()
-        try:
-            yield wire
-        finally:
-            await wire.aclose()
+    def _wire(self) -> LossyProxy:  # not used, unless there are faults
+        port = None if self._places.valkeys is not None else urlsplit(self._places.redis).port
+        return LossyProxy(port or 6379, f"wire {self._plan.seed}")
 
-    def _settings(self, wire: LossyWire) -> list[dict[str, Any]]:
+    def _settings(self, wire: LossyProxy) -> list[dict[str, Any]]:
         faulty, patient = WIRE_FAULTS & {*self._plan.faults}, {"deadline": 3, "connect_timeout": 3}
         shared = {
             **asdict(self._plan),

@@ -34,13 +34,15 @@ class Reader:
         self._load_menu = load_menu
 
     async def read(self, seconds: float) -> None:
-        """Read every key again and again; say when which number was read."""
+        """Read every key again and again; say when all were read once, and in the end when which number was read."""
         until = monotonic() + seconds
         reads: list[tuple[float, int, int]] = []
         while monotonic() < until:
             for key in self._keys:
                 began = monotonic()
                 reads.append((began, key, await self._load_menu(key)))
+            if len(reads) == len(self._keys):
+                say("remembers")
             await asyncio.sleep(GAP)
         say("read", reads=reads)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from checker import AcquireResult, Rules, check
+from checker import Rules, Verdict, check
 from records import CHUNK, NOTHING, Kind, Log, Record, merged, read_value, write_value
 
 BOUND = 1.0
@@ -152,7 +152,7 @@ def test_figures_of_staleness() -> None:
 def test_only_the_first_violations_are_kept_as_text() -> None:
     """A run that is wrong throughout is counted to the end, and described to a limit."""
     many = [record(AWAY, "read", 30.0 + number, 0) for number in range(1_000)]
-    verdict: AcquireResult = check([*good_log(), *many], RULES)
+    verdict: Verdict = check([*good_log(), *many], RULES)
 
     assert verdict.found["stale read"] == 1_000
     assert len(verdict.shown) < 100

@@ -4,11 +4,12 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack
+from time import monotonic
 from typing import Any
 
 import pytest
-from detour import HOST, Detour
-from processes import Child, children
+from processes import POLL_INTERVAL, Child, children
+from proxying import HOST, Detour
 from redis.asyncio import Redis
 from rich.console import Console
 
@@ -66,7 +67,7 @@ async def test_late_bus(servers: tuple[ValkeyServer, ValkeyServer, ValkeyServer]
     ):
         for reader in readers:
             await reader.tell("read", seconds=35)
-        await asyncio.sleep(2)  # until memory has everything
+        await asyncio.gather(*(reader.hears("remembers") for reader in readers))
         for number in range(25):
             detour.lateness = min(10.0, 0.7 * number)  # so that something is heard every other second
             await written(writer, writes, number % KEYS)
@@ -86,6 +87,22 @@ def switch(old: ValkeyServer, new: ValkeyServer, detour: Detour) -> None:
     detour.port = new.port
 
 
+async def loads_of(facts: Redis) -> int:
+    """Return how many loads have begun."""
+    return int(await facts.get("loads") or 0)
+
+
+async def settled(facts: Redis) -> int:
+    """Wait until no load has begun for as long as memory may know what is old; return how many have."""
+    loads, since = -1, monotonic()
+    async with asyncio.timeout(20):
+        while monotonic() - since < TRUST + UNTRUSTED + SLACK:
+            before, loads = loads, await loads_of(facts)
+            since = since if loads == before else monotonic()
+            await asyncio.sleep(POLL_INTERVAL)
+    return loads
+
+
 async def test_address_that_leads_to_another_server(servers: tuple[ValkeyServer, ValkeyServer, ValkeyServer]) -> None:
     """After a switch-over behind one address nothing old is read, few loads are made, and newcomers are right too."""
     old, new, truth = servers
@@ -98,15 +115,14 @@ async def test_address_that_leads_to_another_server(servers: tuple[ValkeyServer,
     ):
         for reader in readers:
             await reader.tell("read", seconds=30)
-        await asyncio.sleep(2)
-        loads.append(int(await facts.get("loads") or 0))
+        await asyncio.gather(*(reader.hears("remembers") for reader in readers))
+        loads.append(await loads_of(facts))
         switch(old, new, detour)
         async with asyncio.timeout(10):
             refusals = sum([await written(writer, writes, key) for key in range(KEYS)])
-        await asyncio.sleep(10)
-        loads.append(int(await facts.get("loads") or 0))
+        loads.append(await settled(facts))
         answers = [await reader.hears("read") for reader in readers]
-        loads.append(int(await facts.get("loads") or 0))
+        loads.append(await loads_of(facts))
         async with children("reader.py", [settings(detour.url, truth)]) as (newcomer,):
             late = await newcomer.ask("read", seconds=1)
 

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from urllib.parse import urlsplit
 
 import pytest
-from lossy import LossyWire
+from proxying import LossyProxy, runs
 from redis.asyncio import Redis
 
 from stampede_guard import Guard
@@ -13,7 +13,7 @@ from stampede_guard.stores._redis import scripts
 from stampede_guard.testing import Gate
 
 
-class HoldingWire(LossyWire):
+class HoldingWire(LossyProxy):
     """A proxy that resets the connection of the first request of a script, and delivers that request when told to."""
 
     def __init__(self, port: int) -> None:
@@ -23,8 +23,7 @@ class HoldingWire(LossyWire):
 
     def is_late(self, request: bytes) -> bool:
         """Return whether this is the request to be held."""
-        held = self.held
-        if held is None or (held.digest.encode() not in request and held.text.encode() not in request):
+        if self.held is None or not runs(self.held, request):
             return False
         self.held = None
         return True
@@ -51,10 +50,8 @@ class Row:
 @pytest.fixture
 async def wire(redis_url: str) -> AsyncIterator[HoldingWire]:
     """Return a proxy to the shared server."""
-    wire = HoldingWire(urlsplit(redis_url).port or 6379)
-    await wire.start()
-    yield wire
-    await wire.aclose()
+    async with HoldingWire(urlsplit(redis_url).port or 6379) as wire:
+        yield wire
 
 
 async def executed(admin: Redis, before: int, requests: int) -> None:

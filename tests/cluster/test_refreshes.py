@@ -6,8 +6,8 @@ from contextlib import AbstractAsyncContextManager, ExitStack
 from typing import Any
 
 import pytest
-from detour import HOST, Detour
 from processes import Child, children, until
+from proxying import HOST, Detour
 from redis.asyncio import Redis
 from rich.console import Console
 
@@ -216,7 +216,7 @@ async def test_refresh_with_a_replica_that_lags(run: Run, truth: Truth) -> None:
         at_once = ("--repl-diskless-sync-delay", "0")
         primary, replica = (running.enter_context(valkey_server(*at_once)) for _ in range(2))
         async with Detour(primary.port) as detour:
-            await asyncio.to_thread(_follow, replica, int(detour.url.rpartition(":")[2].partition("/")[0]))
+            await asyncio.to_thread(_follow, replica, detour.listens_at)
             url = f"redis://{HOST}:{primary.port},{HOST}:{replica.port}"
             async with run(url, options={"l2_ttl": 60}) as (first,), Redis(port=replica.port) as behind:
                 await watch(first)

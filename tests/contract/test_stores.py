@@ -339,11 +339,7 @@ async def test_i3_fill_after_an_invalidation_is_refused(rig: Rig) -> None:
 )
 @pytest.mark.parametrize("source", ["invalidation", "value"])
 async def test_version_that_is_too_low(
-    source: str,
-    lowest: int | None,
-    version: int | None,
-    is_stored: bool,  # noqa: FBT001
-    rig: Rig,
+    source: str, lowest: int | None, version: int | None, is_stored: bool, rig: Rig
 ) -> None:
     """A value older than an invalidation asked for, or than the stored one, is not stored; the lease ends."""
     if source == "value":

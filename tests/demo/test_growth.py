@@ -182,7 +182,7 @@ async def test_ratio_of_the_routes(menus_url: str, redis_url: str) -> None:
 
 
 @pytest.mark.parametrize(("ceiling_first", "first"), [(False, "restaurants"), (True, "prebuilt")])
-def test_route_under_load_is_tried_first(ceiling_first: bool, first: str) -> None:  # noqa: FBT001
+def test_route_under_load_is_tried_first(ceiling_first: bool, first: str) -> None:
     """Neither of the two routes that are compared pays for the other's place."""
     paths = create_app(Settings(ceiling_first=ceiling_first)).openapi()["paths"]
 

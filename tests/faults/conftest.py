@@ -2,8 +2,8 @@ from collections.abc import AsyncIterator
 from urllib.parse import urlsplit
 
 import pytest
+from proxying import Wire
 from redis.asyncio import Redis
-from wire import Wire
 
 from stampede_guard.stores._redis import scripts
 
@@ -15,7 +15,5 @@ async def wire(redis_url: str, admin: Redis) -> AsyncIterator[Wire]:
         if isinstance(script, scripts.Script):
             await admin.script_load(script.text)
     parts = urlsplit(redis_url)
-    wire = Wire(parts.port or 6379, login=parts.netloc.rpartition("@")[0])
-    await wire.start()
-    yield wire
-    await wire.aclose()
+    async with Wire(parts.port or 6379, login=parts.netloc.rpartition("@")[0]) as wire:
+        yield wire

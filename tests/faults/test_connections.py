@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import redis.exceptions
+from proxying import Wire, babbling, passes, runs
 from redis.asyncio import Redis
 from redis.asyncio.connection import ConnectionPool
 from stored import bytes_at, find, fingerprint_for, pool_of, put
-from wire import Wire, babbling, passes, runs
 
 from demo_api.servers import ValkeyServer
 from stampede_guard import Guard, InvalidationPending
@@ -246,7 +246,7 @@ async def test_connections_that_went_deaf_together_cost_one_deadline(wire: Wire,
         await pool.release(connection)
     opened = wire.opened
 
-    wire.deafen()
+    wire.silence()
     with pytest.raises(TimeoutError):
         await find(store, key_of(namespace, "menu-0"))
     found = await asyncio.gather(*(find(store, key_of(namespace, f"menu-{number}")) for number in range(4)))

@@ -5,9 +5,9 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 from polling import LIMITS
+from proxying import Wire
 from redis.asyncio.connection import Connection
 from waiting import until
-from wire import Wire
 
 from demo_api.servers import HOST, ValkeyServer, valkey_server
 from demo_api.topologies import ask as tell
@@ -52,7 +52,7 @@ class Address:
     async def switch(self) -> None:
         """Do so, and let the address lead to the new primary; connections stay where they are."""
         await self.demote()
-        self.wire.switch(self.new.port)
+        self.wire.port = self.new.port
 
 
 @pytest.fixture
@@ -63,10 +63,8 @@ async def address(pair: tuple[ValkeyServer, ValkeyServer]) -> AsyncIterator[Addr
     tell(old, "FLUSHALL")
     tell(new, "REPLICAOF", HOST, old.port)
     await until(lambda: leads(old) and follows(new), "the old order")
-    wire = Wire(old.port)
-    await wire.start()
-    yield Address(wire, old, new)
-    await wire.aclose()
+    async with Wire(old.port) as wire:
+        yield Address(wire, old, new)
 
 
 @pytest.fixture
@@ -130,7 +128,7 @@ async def test_old_primary_is_not_read(address: Address) -> None:
         await address.demote()
         tell(address.old, "REPLICAOF", HOST, 1)  # so that it goes on with what it had
         tell(address.new, "DEL", f"{KEY}:v")
-        address.wire.switch(address.new.port)
+        address.wire.port = address.new.port
         answer = await ask(guard, "new")
 
     assert ("new", 0) == (answer, guard.stats().l2_hits)

@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
+from proxying import Hook, Wire, passes, runs
 from redis.asyncio import Redis
-from wire import Hook, Wire, passes, runs
 
 from demo_api.servers import ValkeyServer
 from stampede_guard import Guard, InvalidationPending

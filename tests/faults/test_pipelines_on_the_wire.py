@@ -5,9 +5,9 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from proxying import Wire, passes
 from redis.asyncio import Redis
 from stored import find, pool_of
-from wire import Wire, passes
 
 from stampede_guard._l2.tier import key_of
 from stampede_guard._tokens import new_token

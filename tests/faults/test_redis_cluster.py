@@ -313,7 +313,7 @@ async def test_invalidation_in_a_slot_on_its_way(moved: str, shared: Valkeys, na
 
 
 @pytest.mark.parametrize("moves", [False, True])
-async def test_tag_in_a_slot_on_its_way(moves: bool, shared: Valkeys, namespace: str) -> None:  # noqa: FBT001
+async def test_tag_in_a_slot_on_its_way(moves: bool, shared: Valkeys, namespace: str) -> None:
     """A mark is replaced where it is, before it has moved and after."""
     (tag,) = placed(namespace, 0)
     mark = f"sg1:{{{namespace}:{tag}}}:t"
@@ -395,11 +395,7 @@ async def test_refusal_of_an_invalidation(
 
 
 @pytest.mark.parametrize("is_expected", [False, True])
-async def test_batches_and_a_slot_that_moved(
-    is_expected: bool,  # noqa: FBT001
-    shared: Valkeys,
-    namespace: str,
-) -> None:
+async def test_batches_and_a_slot_that_moved(is_expected: bool, shared: Valkeys, namespace: str) -> None:
     """Of what is asked together, each node gets its share, and only what is redirected is asked elsewhere."""
     store = RedisStore(shared.url, deadline=5, connect_timeout=5)
     await store.open()
@@ -444,7 +440,7 @@ async def test_node_that_is_down_is_its_own_ops_trouble(key: str) -> None:
 
 
 @pytest.mark.parametrize("is_of_replica", [False, True])
-async def test_error_names_the_node_of_a_tag(is_of_replica: bool, key: str) -> None:  # noqa: FBT001
+async def test_error_names_the_node_of_a_tag(is_of_replica: bool, key: str) -> None:
     """A read at a primary blames the node of a mark for its failure; replicas have one breaker for all."""
     with valkey_server() as healthy:
         store = RedisStore(healthy.url, deadline=5, connect_timeout=5)
@@ -461,9 +457,7 @@ async def test_error_names_the_node_of_a_tag(is_of_replica: bool, key: str) -> N
 
 @pytest.mark.parametrize("is_back", [False, True])
 async def test_node_of_a_tag_that_is_down_has_its_own_breaker(
-    is_back: bool,  # noqa: FBT001
-    namespace: str,
-    monkeypatch: pytest.MonkeyPatch,
+    is_back: bool, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If the node with a tag's mark does not answer, its own breaker opens, and not the breaker of the key's node."""
     with valkey_server() as healthy, valkey_server() as other:

@@ -7,9 +7,9 @@ from typing import Any
 
 import acl
 import pytest
+from proxying import Wire, runs
 from redis.asyncio import Redis
 from stored import find
-from wire import Wire, runs
 
 from demo_api.servers import HOST, ValkeyServer, valkey_server
 from stampede_guard import Guard, InvalidationPending

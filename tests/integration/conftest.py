@@ -3,7 +3,8 @@ from functools import partial
 from urllib.parse import urlsplit
 
 import pytest
-from observing import CountingProxy, load_scripts
+from observing import load_scripts
+from proxying import CountingProxy
 from redis.asyncio import Redis
 
 from stampede_guard import Guard
@@ -39,6 +40,5 @@ def unasked(monkeypatch: pytest.MonkeyPatch) -> None:
 async def proxy(redis_url: str, admin: Redis) -> AsyncIterator[CountingProxy]:
     """Return a proxy to a server that knows the scripts."""
     await load_scripts(admin)
-    proxy = CountingProxy(urlsplit(redis_url).port or 6379)
-    async with proxy.listening():
+    async with CountingProxy(urlsplit(redis_url).port or 6379) as proxy:
         yield proxy

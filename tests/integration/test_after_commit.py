@@ -374,7 +374,7 @@ async def test_commit_error_goes_before_what_is_pending(
         ("ERROR", "40003", False),  # statement completion unknown
     ],
 )
-def test_what_says_that_nothing_was_committed(severity: str, state: str, is_answer: bool) -> None:  # noqa: FBT001
+def test_what_says_that_nothing_was_committed(severity: str, state: str, is_answer: bool) -> None:
     """Only an error of the server after which its connection lives on, and which is not about connections."""
     error = asyncpg.PostgresError.new({"S": "FEHLER", "V": severity, "C": state, "M": "told in any language"})
 

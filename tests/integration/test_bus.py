@@ -8,7 +8,8 @@ from urllib.parse import urlsplit
 
 import pytest
 from inside import backplane_of, echoed, instance_of, is_up, tier_of, untyped
-from observing import ChannelListener, CountingProxy, caught_up, until_gone
+from observing import ChannelListener, caught_up, until_gone
+from proxying import CountingProxy
 from redis.asyncio import Redis
 from waiting import until, until_there
 
@@ -447,10 +448,10 @@ async def test_connection_that_went_dead_is_replaced(
 ) -> None:
     """A connection on which nothing comes any more, not even one's own voice, is given up for a new one."""
     proxy = CountingProxy(urlsplit(redis_url).port or 6379)
-    async with proxy.listening(), Guard(proxy.url, namespace=namespace, deadline=0.05, connect_timeout=5) as guard:
+    async with proxy, Guard(proxy.url, namespace=namespace, deadline=0.05, connect_timeout=5) as guard:
         await ask(guard, "old")
 
-        proxy.deafen()
+        proxy.silence()
         await until(lambda: SILENT.format("silence") in logged(), "the silence to be noticed")
         assert not remembers(guard)
         await until(lambda: HEARD in logged(), "the bus to be back")

@@ -9,7 +9,8 @@ from urllib.parse import urlsplit
 
 import pytest
 from inside import is_expecting, tier_of
-from observing import CountingProxy, commands_run, load_scripts
+from observing import commands_run, load_scripts
+from proxying import CountingProxy
 from redis.asyncio import Redis
 from waiting import until
 
@@ -81,7 +82,7 @@ async def meter(
     await load_scripts(admin)
     proxy = CountingProxy(urlsplit(redis_url).port or 6379)
     options: dict[str, Any] = {"namespace": namespace, "deadline": 5, "connect_timeout": 5}
-    async with proxy.listening(), Guard(proxy.url, **options) as guard, Guard(proxy.url, **options) as other:
+    async with proxy, Guard(proxy.url, **options) as guard, Guard(proxy.url, **options) as other:
         for each in (guard, other):
             await ask(each, "warm-up", tags=("menus", "restaurant:3"))
             await ask(each, "warm-up", tags=("menus", "restaurant:3"))
@@ -198,7 +199,7 @@ async def test_invalidation_with_a_version(meter: Meter) -> None:
 
 
 @pytest.mark.parametrize("is_tag", [True, False], ids=["tag", "clear"])
-async def test_invalidation_of_many(is_tag: bool, meter: Meter) -> None:  # noqa: FBT001
+async def test_invalidation_of_many(is_tag: bool, meter: Meter) -> None:
     """So does one of all entries with a tag, and one of everything."""
     guard = meter.guard
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 from inside import tier_of
-from observing import CountingProxy, load_scripts
+from observing import load_scripts
+from proxying import CountingProxy
 from redis.asyncio import Redis
 from waiting import until
 
@@ -134,7 +135,7 @@ async def test_everybody_leaves_at_any_moment(guard: Guard, admin: Redis, key: s
 
 
 @pytest.mark.parametrize("leaves", [False, True])
-async def test_script_that_the_server_does_not_know(leaves: bool, guard: Guard, admin: Redis, key: str) -> None:  # noqa: FBT001
+async def test_script_that_the_server_does_not_know(leaves: bool, guard: Guard, admin: Redis, key: str) -> None:
     """Such an answer is followed up in the flight's task, with the script's text, unless everybody has left."""
     concluded = counted(guard, "_follow_up")
     kitchen = Kitchen()
@@ -218,7 +219,7 @@ async def test_exit_over_a_server_that_says_nothing(
     await guard.__aenter__()
     await guard.fetch("menu-8", Kitchen().load, **LIFE)
     site = guard._states.running()
-    proxy.deafen()
+    proxy.silence()
     proxy.restart()
     call = asyncio.create_task(guard.fetch(OP, Kitchen().load, **LIFE))
     await until(lambda: proxy.commands, "the question to be sent")
@@ -237,7 +238,7 @@ async def test_question_whose_batch_is_cancelled(proxy: CountingProxy, namespace
     kitchen = Kitchen()
     async with Guard(proxy.url, namespace=namespace, deadline=60, connect_timeout=5) as guard:
         await guard.fetch("menu-8", kitchen.load, **LIFE)
-        proxy.deafen()
+        proxy.silence()
         proxy.restart()
         calls = [asyncio.create_task(guard.fetch(f"{OP}{number}", kitchen.load, **LIFE)) for number in range(3)]
         await until(lambda: proxy.commands, "the question to be sent")

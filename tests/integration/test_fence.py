@@ -87,10 +87,7 @@ def remembered(guard: Guard) -> Any:
 @WAYS
 @WHO
 async def test_load_in_flight_is_neither_stored_nor_remembered(
-    invalidate: Invalidate,
-    is_other: bool,  # noqa: FBT001
-    pair: Pair,
-    make_guard: MakeGuard,
+    invalidate: Invalidate, is_other: bool, pair: Pair, make_guard: MakeGuard
 ) -> None:
     """The value that was read before goes to whoever waits for it; nobody gets it afterwards."""
     first, second = pair
@@ -112,9 +109,7 @@ async def test_load_in_flight_is_neither_stored_nor_remembered(
 @WAYS
 @WHO
 async def test_refresh_in_flight_is_neither_stored_nor_remembered(
-    invalidate: Invalidate,
-    is_other: bool,  # noqa: FBT001
-    pair: Pair,
+    invalidate: Invalidate, is_other: bool, pair: Pair
 ) -> None:
     """A refresh has no more right than a load."""
     first, second = pair
@@ -134,10 +129,7 @@ async def test_refresh_in_flight_is_neither_stored_nor_remembered(
 @WAYS
 @WHO
 async def test_unleased_load_in_flight_is_not_remembered(
-    invalidate: Invalidate,
-    is_other: bool,  # noqa: FBT001
-    pair: Pair,
-    admin: Redis,
+    invalidate: Invalidate, is_other: bool, pair: Pair, admin: Redis
 ) -> None:
     """Who loads without the right to store remembers no more than who has it."""
     first, second = pair
@@ -205,7 +197,7 @@ async def test_whoever_waits_elsewhere_loads_at_once(make_guard: MakeGuard, monk
 @WHO
 async def test_value_that_was_read_from_the_store_before_is_not_remembered(  # fixtures
     invalidate: Invalidate,
-    is_other: bool,  # noqa: FBT001
+    is_other: bool,
     pair: Pair,
     admin: Redis,
     monkeypatch: pytest.MonkeyPatch,
@@ -235,7 +227,7 @@ async def test_value_that_was_read_from_the_store_before_is_not_remembered(  # f
 
 
 @pytest.mark.parametrize("is_refresh", [False, True], ids=["load", "refresh"])
-async def test_lagging_value_is_refused(is_refresh: bool, pair: Pair, admin: Redis, key: str) -> None:  # noqa: FBT001
+async def test_lagging_value_is_refused(is_refresh: bool, pair: Pair, admin: Redis, key: str) -> None:
     """After `invalidate(version=3)` a 2 goes to whoever waits and no further; a 3 is stored and remembered."""
     first, second = pair
     table = Table(2)

@@ -6,7 +6,7 @@ from time import monotonic
 from typing import Any, TypeVar
 
 import pytest
-from observing import CountingProxy
+from proxying import CountingProxy
 from redis.asyncio import Redis
 from redis.asyncio.connection import Connection
 from stored import find, pool_of, put
@@ -233,11 +233,7 @@ async def test_bytes_of_a_request_are_bounded(store: RedisStore, proxy: Counting
 
 @pytest.mark.parametrize("is_expected", [False, True])
 async def test_long_value_travels_by_itself(
-    is_expected: bool,  # noqa: FBT001
-    store: RedisStore,
-    proxy: CountingProxy,
-    keys: list[str],
-    admin: Redis,
+    is_expected: bool, store: RedisStore, proxy: CountingProxy, keys: list[str], admin: Redis
 ) -> None:
     """Among others only its beginning is read; alone it is read as a whole, in a round trip of its own."""
     await admin.set(f"{keys[3]}:v", LONG)
@@ -256,7 +252,7 @@ async def test_long_value_travels_by_itself(
 
 @pytest.mark.parametrize("is_expected", [False, True])
 async def test_refused_key_is_its_own_trouble(  # noqa: PLR0917
-    is_expected: bool,  # noqa: FBT001
+    is_expected: bool,
     store: RedisStore,
     proxy: CountingProxy,
     keys: list[str],

@@ -582,7 +582,7 @@ async def test_invalidate_drops_what_has_a_wrong_type(invalidate: Run, admin: Re
 
 @pytest.mark.parametrize("is_list", [False, True], ids=["text", "list"])
 async def test_garbage_for_a_lowest_version_is_none(  # noqa: PLR0917  # fixtures
-    is_list: bool,  # noqa: FBT001
+    is_list: bool,
     acquire: Run,
     fill: Run,
     invalidate: Run,
@@ -609,11 +609,7 @@ async def test_mark_is_made_once(mark: Run, admin: Redis, key: str) -> None:
 
 @pytest.mark.parametrize(("left", "is_prolonged"), [(2000, True), (4000, False), (None, True)])
 async def test_mark_is_prolonged_when_it_nears_its_end(
-    left: int | None,
-    is_prolonged: bool,  # noqa: FBT001
-    mark: Run,
-    admin: Redis,
-    key: str,
+    left: int | None, is_prolonged: bool, mark: Run, admin: Redis, key: str
 ) -> None:
     """With less than half of its life left, a mark that is asked for gets a whole one again."""
     await admin.set(f"{key}:t", "first", px=left)

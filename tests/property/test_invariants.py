@@ -361,7 +361,7 @@ def test_i3_holds_between_processes(  # noqa: PLR0917
 
 @pytest.mark.parametrize("begin", [*BEGINNINGS])
 @pytest.mark.parametrize("is_there", [True, False])
-async def test_i3_no_right_to_load_outlives_its_flight(begin: str, is_there: bool) -> None:  # noqa: FBT001
+async def test_i3_no_right_to_load_outlives_its_flight(begin: str, is_there: bool) -> None:
     """Whenever everybody leaves, and wherever their flight is by then: no right is left behind, nor anything else."""
     clock = ManualClock()
     server = Server(clock)

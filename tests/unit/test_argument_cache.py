@@ -772,7 +772,7 @@ async def test_closed_guard_is_closed_for_the_front_too() -> None:
 
 
 @pytest.mark.parametrize("is_reopened", [False, True])
-async def test_closed_guard_is_closed_whoever_holds_on_to_it(is_reopened: bool) -> None:  # noqa: FBT001
+async def test_closed_guard_is_closed_whoever_holds_on_to_it(is_reopened: bool) -> None:
     """An argument cache is emptied with the block, even if a load that was left behind keeps the memory alive."""
     from stampede_guard.testing import FaultStore  # noqa: PLC0415  # needed here alone
 

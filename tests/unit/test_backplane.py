@@ -227,7 +227,7 @@ async def test_what_the_server_saw(ear: Ear) -> None:
 
 
 @pytest.mark.parametrize("has_replicas", [True, False])
-async def test_replicas_may_not_have_heard(has_replicas: bool, ear: Ear) -> None:  # noqa: FBT001
+async def test_replicas_may_not_have_heard(has_replicas: bool, ear: Ear) -> None:
     """What others invalidated is recent for this process's replicas too, if it has any."""
     ear.clock.advance(5)  # since the beginning, when anything was
     ear.store.has_replicas = has_replicas
@@ -298,13 +298,13 @@ async def woken_by(ear: Ear, say: Callable[[], None]) -> bool:
     ],
     ids=lambda value: value.kind + value.subject if isinstance(value, Message) else "",
 )
-async def test_wake_ups(is_woken: bool, message: Message, ear: Ear) -> None:  # noqa: FBT001
+async def test_wake_ups(is_woken: bool, message: Message, ear: Ear) -> None:
     """Who waits is woken by the end of the load, and by what may have ended it, our own words too."""
     assert is_woken == await woken_by(ear, lambda: ear.server.publish(message.pack()))
 
 
 @pytest.mark.parametrize("comes_back", [True, False])
-async def test_gap_wakes_everybody(comes_back: bool, ear: Ear) -> None:  # noqa: FBT001
+async def test_gap_wakes_everybody(comes_back: bool, ear: Ear) -> None:
     """When the bus breaks, and when it is back, waiting flights read again: the wake-up may have been lost."""
     ear.store.deaf = None if comes_back else OSError("down")
 

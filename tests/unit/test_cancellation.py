@@ -224,7 +224,7 @@ async def test_time_runs_out_in_the_tick_in_which_the_load_lands(monkeypatch: py
 
 
 @pytest.mark.parametrize("is_first", [True, False])
-async def test_a_newcomer_as_the_last_one_leaves(is_first: bool, pause: Pause) -> None:  # noqa: FBT001
+async def test_a_newcomer_as_the_last_one_leaves(is_first: bool, pause: Pause) -> None:
     """With "cancel": who joins before the last one is gone keeps the load; who comes after gets one of their own."""
     board, load = Scoreboard(on_abandon="cancel"), Loader()
 

@@ -1423,7 +1423,7 @@ class Customer(BaseModel):
 async def test_methods_of_a_model(guard: Guard) -> None:
     """A model has coalesced methods if it is told that they are no fields, in either of Pydantic's ways."""
 
-    class CallbackReply(BaseModel):
+    class Telling(BaseModel):
         model_config = ConfigDict(ignored_types=(Coalesced, CoalescedManyMethod))
         city: str
 
@@ -1447,10 +1447,10 @@ async def test_methods_of_a_model(guard: Guard) -> None:
 
         load: ClassVar = coalesce("annotated-{self.city}-{menu_id}", guard=guard, ttl=5)(_load)
 
-    rome = CallbackReply(city="Rome")
+    rome = Telling(city="Rome")
     assert ["Rome 7", "own Rome 7", {7: "Rome"}] == [await rome.load(7), await rome.own(7), await rome.many([7])]
     assert "Rome 7" == await Annotated(city="Rome").load(7)
-    assert {"city"} == set(CallbackReply.model_fields) == set(Annotated.model_fields)
+    assert {"city"} == set(Telling.model_fields) == set(Annotated.model_fields)
     assert {"city": "Rome"} == rome.model_dump()
 
 

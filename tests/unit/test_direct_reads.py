@@ -957,7 +957,7 @@ async def test_drain_waits_for_what_looks(process: Process, pause: Pause) -> Non
 # Trouble in the process
 
 
-class Peek:
+class ScriptedRead:
     """A direct read that is answered when the test says so.
 
     Args:
@@ -984,7 +984,7 @@ class Peek:
         self.closed += 1
 
 
-def launch(board: Scoreboard, peek: Peek, load: Callable[..., Any] | None = None) -> tuple[Flight[str], Counters]:
+def launch(board: Scoreboard, peek: ScriptedRead, load: Callable[..., Any] | None = None) -> tuple[Flight[str], Counters]:
     """Launch a flight that looks."""
     counters = Counters()
     flight = board.launch(OP, load or (lambda _: never()), counters, "finish", context=Context(), direct_read=peek)
@@ -992,7 +992,7 @@ def launch(board: Scoreboard, peek: Peek, load: Callable[..., Any] | None = None
     return flight, counters
 
 
-def is_clean(board: Scoreboard, flight: Flight[str], peek: Peek, counters: Counters, closed: int = 1) -> bool:
+def is_clean(board: Scoreboard, flight: Flight[str], peek: ScriptedRead, counters: Counters, closed: int = 1) -> bool:
     """Whether nothing is left of *flight*, and its direct read was closed so many times."""
     left = board.up, board.flights, flight.task, flight.is_reading, peek.closed, counters.in_flight
     return left == (set(), {}, None, False, closed, 0)
@@ -1000,7 +1000,7 @@ def is_clean(board: Scoreboard, flight: Flight[str], peek: Peek, counters: Count
 
 async def test_glance_brings_the_value() -> None:
     """What it brings is the answer, and leaves nothing to be closed."""
-    board, peek = Scoreboard(), Peek(("soup",))
+    board, peek = Scoreboard(), ScriptedRead(("soup",))
     flight, counters = launch(board, peek)
     peek.answer(None)
 
@@ -1010,7 +1010,7 @@ async def test_glance_brings_the_value() -> None:
 
 async def test_glance_that_fails() -> None:
     """Its error is the flight's."""
-    board, peek = Scoreboard(), Peek(error=ValueError("no menu"))
+    board, peek = Scoreboard(), ScriptedRead(error=ValueError("no menu"))
     flight, counters = launch(board, peek)
     waiting = asyncio.create_task(wait_one(flight))
     peek.answer(None)
@@ -1024,7 +1024,7 @@ async def test_glance_that_fails() -> None:
 async def test_glance_that_cannot_even_begin(error: type[BaseException]) -> None:
     """That is the launching caller's error, and leaves no flight that would never land."""
 
-    class Broken(Peek):
+    class Broken(ScriptedRead):
         def start(self, flight: Flight[str], on_answer: Callable[[object], None]) -> bool:
             raise error
 
@@ -1038,7 +1038,7 @@ async def test_glance_that_cannot_even_begin(error: type[BaseException]) -> None
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
 async def test_glance_that_stops_the_loop(error: type[BaseException]) -> None:
     """What stops the loop does so, and whoever waits is told."""
-    board, peek = Scoreboard(), Peek(error=error())
+    board, peek = Scoreboard(), ScriptedRead(error=error())
     flight, counters = launch(board, peek)
     waiting = asyncio.create_task(wait_one(flight))
     await asyncio.sleep(0)
@@ -1053,7 +1053,7 @@ async def test_glance_that_stops_the_loop(error: type[BaseException]) -> None:
 @pytest.mark.parametrize("error", [asyncio.CancelledError, GeneratorExit])
 async def test_glance_that_ends_in_what_stops_nothing(error: type[BaseException]) -> None:
     """Anything else is the flight's own, as it would be in a task, and not that of whoever brought the answer."""
-    board, peek = Scoreboard(), Peek(error=error())
+    board, peek = Scoreboard(), ScriptedRead(error=error())
     flight, counters = launch(board, peek)
     peek.answer(None)
 
@@ -1077,7 +1077,7 @@ async def test_codec_that_cancels_is_its_own_trouble(process: Process) -> None:
 @pytest.mark.parametrize("refusal", [RuntimeError, KeyboardInterrupt])
 async def test_task_factory_that_refuses_after_a_look(refusal: type[BaseException], pause: Pause) -> None:
     """Whoever waits is told, the loop hears of it, and nothing is left."""
-    board, peek, loop = Scoreboard(), Peek(), asyncio.get_running_loop()
+    board, peek, loop = Scoreboard(), ScriptedRead(), asyncio.get_running_loop()
     flight, counters = launch(board, peek)
     waiting = asyncio.create_task(wait_one(flight))
     await pause()
@@ -1127,7 +1127,7 @@ async def test_right_is_given_back_when_no_task_can_be_made(process: Process) ->
 
 async def test_who_waits_until_it_no_longer_looks() -> None:
     """They share one future, which is done when there is a task."""
-    board, peek = Scoreboard(), Peek()
+    board, peek = Scoreboard(), ScriptedRead()
 
     async def load(_: Flight[str]) -> str:
         return "soup"

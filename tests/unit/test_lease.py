@@ -288,7 +288,7 @@ async def test_fill_that_the_store_does_not_answer(here: Process) -> None:
 
 
 @pytest.mark.parametrize(("version", "is_store_unavailable"), [(None, False), (7, True)])
-async def test_value_that_is_too_large(version: int | None, is_store_unavailable: bool, here: Process) -> None:  # noqa: FBT001
+async def test_value_that_is_too_large(version: int | None, is_store_unavailable: bool, here: Process) -> None:
     """What is not stored is remembered; if it has a version, which nobody compared, not for long."""
     lease = await here.owned()
 
@@ -308,10 +308,7 @@ async def test_value_that_is_too_large(version: int | None, is_store_unavailable
     ids=["good", "not decodable", "old mark", "another op's", "garbage"],
 )
 async def test_garbage_is_told_from_a_miss(
-    envelope: bytes,
-    was_undecodable: bool,  # noqa: FBT001
-    here: Process,
-    server: Server,
+    envelope: bytes, was_undecodable: bool, here: Process, server: Server
 ) -> None:
     """Whether there was something that is no value of the op's is known afterwards."""
     server.values[KEY] = envelope, server.clock() + 60
@@ -325,10 +322,7 @@ async def test_garbage_is_told_from_a_miss(
     ("versions", "is_stored"), [((5, 6), True), ((5, 5), True), ((5, 4), False), ((None, 0), True), ((5, None), True)]
 )
 async def test_versions(
-    versions: tuple[int | None, int | None],
-    is_stored: bool,  # noqa: FBT001
-    here: Process,
-    there: Process,
+    versions: tuple[int | None, int | None], is_stored: bool, here: Process, there: Process
 ) -> None:
     """A version that is lower than what was invalidated for is not stored; one that is not known is."""
     await there.invalidate(version=versions[0])
@@ -337,7 +331,7 @@ async def test_versions(
 
 
 @pytest.mark.parametrize(("version", "kept"), [(None, True), (7, False)])
-async def test_version_that_nobody_compared(version: int | None, kept: bool, here: Process, there: Process) -> None:  # noqa: FBT001
+async def test_version_that_nobody_compared(version: int | None, kept: bool, here: Process, there: Process) -> None:
     """What was loaded beside another's load is remembered, unless it has a version that might be too low."""
     await there.owned()
     lease = here.lease()

@@ -189,7 +189,7 @@ async def test_cancelled_in_the_queue(pause: Pause) -> None:
 
 
 @pytest.mark.parametrize("cancels_first", [True, False])
-async def test_cancelled_in_the_tick_in_which_the_slot_comes(cancels_first: bool, pause: Pause) -> None:  # noqa: FBT001
+async def test_cancelled_in_the_tick_in_which_the_slot_comes(cancels_first: bool, pause: Pause) -> None:
     """Whichever comes first, the slot goes on to the next in the queue."""
     kitchen, gate = Kitchen(1), Gate()
     queued: list[Flight[Any]] = []

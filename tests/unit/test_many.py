@@ -387,7 +387,7 @@ async def test_one_that_leaves_leaves_the_others(menus: Menus, guard: Guard) -> 
 
 
 @pytest.mark.parametrize("is_last", [False, True])
-async def test_the_last_to_leave_cancels_the_batch(guard: Guard, is_last: bool) -> None:  # noqa: FBT001
+async def test_the_last_to_leave_cancels_the_batch(guard: Guard, is_last: bool) -> None:
     """With `on_abandon="cancel"` the load is cancelled when nobody waits for any of its ids any more."""
     gate = Gate()
     ended: list[str] = []
@@ -817,7 +817,7 @@ class SlowStore(FaultStore):
 
 
 @pytest.mark.parametrize("is_found", [False, True])
-async def test_a_batch_waits_for_the_store(menus: Menus, is_found: bool, pause: Pause) -> None:  # noqa: FBT001
+async def test_a_batch_waits_for_the_store(menus: Menus, is_found: bool, pause: Pause) -> None:
     """What is asked for together is loaded together, however the store takes its time, and found or not."""
     store = SlowStore()
     async with Guard(lambda: store) as guard:

@@ -90,7 +90,7 @@ def forward() -> Operation:
     ("expected", "policy"),
     [(False, Policy()), (False, Policy(ttl=5)), (True, Policy(isolate=True)), (True, Policy(l2_ttl=5))],
 )
-def test_needs_codec(expected: bool, policy: Policy) -> None:  # noqa: FBT001
+def test_needs_codec(expected: bool, policy: Policy) -> None:
     """Only what is stored or isolated is ever turned into bytes."""
     assert expected == Operation("menus", policy, Counters()).needs_codec
 

@@ -313,7 +313,7 @@ async def test_who_is_told_that_there_is_no_answer() -> None:
 
 
 @pytest.mark.parametrize("is_sent", [False, True])
-async def test_who_is_told_that_there_will_be_none(is_sent: bool) -> None:  # noqa: FBT001
+async def test_who_is_told_that_there_will_be_none(is_sent: bool) -> None:
     """Closing cuts what was asked, sent or not, which is no error; each is told once."""
     gate = Gate()
     batches, failures = make(Node(gate))

@@ -196,10 +196,7 @@ async def test_unconfirmed_invalidation_is_repeated(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("is_repeated", [False, True])
-async def test_nothing_is_repeated_after_the_guard_was_left(
-    is_repeated: bool,  # noqa: FBT001
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_nothing_is_repeated_after_the_guard_was_left(is_repeated: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The task that repeats an invalidation ends with the guard, though the store has not confirmed."""
     monkeypatch.setattr(tier_module, "_REPEAT_PERIOD", 0.0)
     store, tasks = ConfirmingStore(), asyncio.all_tasks()

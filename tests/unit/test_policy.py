@@ -28,7 +28,7 @@ def test_zero_seconds() -> None:
 
 @pytest.mark.parametrize("value", [-1, -0.5, timedelta(seconds=-1), inf, -inf, nan])
 @pytest.mark.parametrize(("zero", "rule"), [(False, "more than zero"), (True, "zero or more")])
-def test_impossible_durations(value: object, zero: bool, rule: str) -> None:  # noqa: FBT001
+def test_impossible_durations(value: object, zero: bool, rule: str) -> None:
     """A negative or endless duration is refused, with the rule."""
     with pytest.raises(ConfigurationError, match=rf"^ttl=.*: a duration is {rule}, and finite$"):
         seconds("ttl", value, zero=zero)

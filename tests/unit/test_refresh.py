@@ -322,11 +322,7 @@ async def test_refresh_that_is_not_stored_leaves_nothing_older(
 
 
 @pytest.mark.parametrize("is_up", [False, True], ids=["from the beginning", "at the fill"])
-async def test_refresh_without_an_answer(
-    is_up: bool,  # noqa: FBT001
-    fleet: tuple[Process, Process],
-    server: Server,
-) -> None:
+async def test_refresh_without_an_answer(is_up: bool, fleet: tuple[Process, Process], server: Server) -> None:
     """When the store hangs, a refresh raises with the value; nothing older is answered here, and later nowhere."""
     here, _ = fleet
     here.database.gates[0] = Gate()

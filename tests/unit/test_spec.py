@@ -498,7 +498,7 @@ def test_keys_without_a_template_collide_by_name(key: Any) -> None:
         ("load({menu_id},{lang})", False),
     ],
 )
-def test_template_that_spells_a_derived_key(template: str, expected: bool) -> None:  # noqa: FBT001
+def test_template_that_spells_a_derived_key(template: str, expected: bool) -> None:
     """A template may not write what another function's derived key is."""
 
     async def load(menu_id: int, lang: str) -> None: ...

@@ -534,7 +534,7 @@ async def test_unconfirmed_op_is_neither_read_nor_filled(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("is_read", [True, False])
-async def test_pending_delete_comes_first(is_read: bool, rig: Rig) -> None:  # noqa: FBT001
+async def test_pending_delete_comes_first(is_read: bool, rig: Rig) -> None:
     """When the store is back, the next who needs it deletes, and then reads or fills."""
     await rig.fill(b"old")
     rig.store.error = OSError("down")
