@@ -1,7 +1,10 @@
-"""A store that gives leases, used as one that reads and writes."""
+"""Stores: one that gives leases, used as one that reads and writes; and the backends of aiocache."""
 
 from typing import Any
+from urllib.parse import urlsplit
 
+from aiocache import RedisCache, SimpleMemoryCache
+from aiocache.serializers import NullSerializer
 from redis.asyncio import Redis
 
 from stampede_guard._codecs.codec import codec_for
@@ -29,6 +32,14 @@ async def bytes_at(admin: Redis, key: str) -> bytes:
     value = await admin.get(key)
     assert isinstance(value, bytes)
     return value
+
+
+def in_aiocache(url: str | None) -> Any:
+    """Return aiocache's backend for the Redis at *url*, or the one in memory; bytes pass as they are."""
+    if url is None:
+        return SimpleMemoryCache(serializer=NullSerializer(encoding=None))
+    parts = urlsplit(url)
+    return RedisCache(endpoint=parts.hostname, port=parts.port, serializer=NullSerializer(encoding=None))
 
 
 async def find(store: LeasingStore, key: str) -> Stored | None:

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
+from loaders import returning
 from polling import LIMITS
 from proxying import Wire
 from redis.asyncio.connection import Connection
@@ -92,11 +93,7 @@ def patient(url: str) -> Guard:
 
 async def ask(guard: Guard, answer: str, ttl: float | None = None) -> str:
     """Make a call that would load *answer*."""
-
-    async def load() -> str:
-        return answer
-
-    return await guard.fetch(OP, load, ttl=ttl, l2_ttl=60, returns=str)
+    return await guard.fetch(OP, returning(answer), ttl=ttl, l2_ttl=60, returns=str)
 
 
 def node_at(address: Address) -> Node:

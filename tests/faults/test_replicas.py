@@ -476,27 +476,19 @@ async def test_what_a_replica_does_not_have_is_asked_of_the_primary(shared: Valk
         assert before < scripts(shared.primary)
 
 
-async def test_other_type_on_a_replica_is_asked_of_the_primary(shared: Valkeys, namespace: str) -> None:
-    """What a replica refuses to read, the primary may replace."""
-    key = f"sg1:{{{namespace}:menu}}:v"
-    ask(shared.primary, "RPUSH", key, "soup")
+@pytest.mark.parametrize("is_other", [True, False], ids=["of another type", "not there yet"])
+async def test_what_a_replica_cannot_answer_is_asked_of_the_primary(
+    is_other: bool, shared: Valkeys, namespace: str
+) -> None:
+    """Where a replica that knows the marks refuses to read, or has nothing, the flight goes to the primary."""
+    key, mark = f"sg1:{{{namespace}:menu}}:v", f"sg1:{{{namespace}:}}:t"
+    if is_other:
+        ask(shared.primary, "RPUSH", key, "soup")
     async with Guard(shared.url, namespace=namespace) as guard:
         await guard.fetch("other", load, l2_ttl=60, returns=bytes)  # so that the namespace has a mark
         await replicas_of(guard)
         for replica in shared.replicas:
-            await until(lambda: ask(replica, "EXISTS", key, f"sg1:{{{namespace}:}}:t") == 2, "both")  # noqa: B023
-        answer = await guard.fetch("menu", load, l2_ttl=60, returns=bytes)
-
-        assert (b"soup", 2) == (answer, guard.stats().loads)
-
-
-async def test_value_that_a_replica_has_not_yet_is_no_value(shared: Valkeys, namespace: str) -> None:
-    """An empty answer of a replica that knows the marks sends the flight to the primary."""
-    async with Guard(shared.url, namespace=namespace) as guard:
-        await guard.fetch("other", load, l2_ttl=60, returns=bytes)
-        await replicas_of(guard)
-        for replica in shared.replicas:
-            await until(lambda: ask(replica, "EXISTS", f"sg1:{{{namespace}:}}:t"), "the mark")  # noqa: B023
+            await until(lambda: ask(replica, "EXISTS", key, mark) == 1 + is_other, "all")  # noqa: B023
         answer = await guard.fetch("menu", load, l2_ttl=60, returns=bytes)
 
         assert (b"soup", 2) == (answer, guard.stats().loads)

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import msgspec
 import pytest
+from loaders import returning
 from pydantic import AnyUrl, RedisDsn, Secret, SecretBytes, SecretStr, TypeAdapter
 
 from demo_api.servers import HOST, ValkeyServer, free_port, valkey_server
@@ -189,12 +190,8 @@ async def test_value_that_cannot_be_stored_is_not_quoted(
     options: Any, value: object, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The warning about a value that cannot be stored names its type, and quotes no part of it."""
-
-    async def load_value() -> object:
-        return value
-
     async with Guard() as guard:
-        assert value == await guard.fetch("menu-7", load_value, isolate=True, **options)
+        assert value == await guard.fetch("menu-7", returning(value), isolate=True, **options)
 
     (told,) = caplog.messages
     assert "which is not stored" in told

@@ -6,6 +6,7 @@ from math import inf
 from time import monotonic
 
 import pytest
+from loaders import returning
 from polling import LIMITS, Scripted, opened, read, reads, until_after
 from redis import Redis
 from waiting import until
@@ -87,10 +88,7 @@ async def test_killed_primary_is_replaced(logged: Logged) -> None:
 
 async def test_guard_goes_on_with_the_new_primary(namespace: str) -> None:
     """A guard loses its primary in the middle: calls are answered throughout, and invalidations are said again."""
-
-    async def load() -> bytes:
-        return b"soup"
-
+    load = returning(b"soup")
     with valkey_sentinels() as servers:
         async with Guard(servers.url, namespace=namespace) as guard:
             await guard.fetch("menu", load, l2_ttl=60, returns=bytes)
@@ -287,23 +285,19 @@ def confirm(topology: Sentinel, clock: ManualClock) -> None:
     topology._group.confirmed_at = clock()
 
 
-async def test_older_epoch_is_not_believed(scripted: Sentinel, clock: ManualClock) -> None:
-    """A sentinel that missed the last failover is not heeded while the primary confirms itself."""
+@pytest.mark.parametrize(
+    ("later", "epoch", "believed"), [(0.0, 1, ("new", 0)), (3.1, 0, ("other", 1))], ids=["at once", "at last"]
+)
+async def test_older_epoch(
+    later: float, epoch: int, believed: tuple[str, int], scripted: Sentinel, clock: ManualClock
+) -> None:
+    """A sentinel that missed a failover is heeded only if the primary is silent: new sentinels count from zero."""
     await hear(scripted, word(2, "new"))
     confirm(scripted, clock)
-    await hear(scripted, word(1, "old"))
+    clock.advance(later)
+    await hear(scripted, word(epoch, "other"))
 
-    assert (("new", 1), 0) == (scripted._address, scripted.generation)
-
-
-async def test_older_epoch_is_believed_at_last(scripted: Sentinel, clock: ManualClock) -> None:
-    """Sentinels that were set up anew count epochs from the beginning; a silent primary is given up for theirs."""
-    await hear(scripted, word(2, "new"))
-    confirm(scripted, clock)
-    clock.advance(3.1)
-    await hear(scripted, word(0, "other"))
-
-    assert (("other", 1), 1) == (scripted._address, scripted.generation)
+    assert believed == (scripted._address[0], scripted.generation)
 
 
 async def test_primary_that_denies_it_is_not_taken(scripted: Sentinel, made: Made) -> None:

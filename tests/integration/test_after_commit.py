@@ -3,7 +3,7 @@
 import asyncio
 import gc
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 from uuid import uuid4
 from weakref import ref
@@ -19,6 +19,8 @@ from stampede_guard.errors import InvalidationPending
 from stampede_guard.testing import Gate
 
 DEADLINE = 20
+
+Write = Callable[..., Coroutine[Any, Any, None]]
 
 # What asyncpg says of a connection that the server ended: the last is for a query that comes after the server's
 # farewell and before the end of the connection.
@@ -128,6 +130,40 @@ async def until_gone(watcher: asyncpg.Connection, pid: int) -> None:
             await asyncio.sleep(0)
 
 
+@pytest.fixture
+def write(connection: asyncpg.Connection, sent: Sent) -> Write:
+    """Return what changes the prices, notes *ops* and *tags*, and does what has to be done *then* within the block."""
+
+    async def write(
+        *ops: str,
+        tags: Sequence[str] = (),
+        version: int | None = None,
+        then: Callable[[], Awaitable[object]] | None = None,
+    ) -> None:
+        async with sent.after_commit(connection) as after:
+            await connection.execute("UPDATE menus SET price = 6")
+            for op in ops:
+                after.invalidate(op, version=version)
+            for tag in tags:
+                after.invalidate_tag(tag)
+            if then is not None:
+                await then()
+
+    return write
+
+
+@pytest.fixture
+def lose(connection: asyncpg.Connection, watcher: asyncpg.Connection) -> Callable[[], Awaitable[None]]:
+    """Return what lets the server end the connection."""
+    pid = connection.get_server_pid()
+
+    async def lose() -> None:
+        await watcher.execute("SELECT pg_terminate_backend($1)", pid)
+        await until_gone(watcher, pid)
+
+    return lose
+
+
 async def price(watcher: asyncpg.Connection, menu: int = 1) -> int:
     """Return what others see."""
     seen: int = await watcher.fetchval("SELECT price FROM menus WHERE id = $1", menu)
@@ -200,38 +236,25 @@ async def test_nothing_noted_nothing_sent(connection: asyncpg.Connection, sent: 
     assert [] == sent.all
 
 
-async def test_dropped_with_a_rollback(connection: asyncpg.Connection, watcher: asyncpg.Connection, sent: Sent) -> None:
+async def test_dropped_with_a_rollback(
+    write: Write, connection: asyncpg.Connection, watcher: asyncpg.Connection, sent: Sent
+) -> None:
     """A body that raises rolls back: nothing has changed, and nothing is sent."""
 
-    class NoMenuError(Exception):
-        pass
+    async def fail() -> None:
+        raise KeyError
 
-    async def write() -> None:
-        async with sent.after_commit(connection) as after:
-            await connection.execute("UPDATE menus SET price = 6")
-            after.invalidate("menu-1")
-            raise NoMenuError
-
-    with pytest.raises(NoMenuError):
-        await write()
+    with pytest.raises(KeyError):
+        await write("menu-1", then=fail)
 
     assert ([], 5) == (sent.all, await price(watcher))
     assert not connection.is_in_transaction()
 
 
-async def test_dropped_when_the_body_is_cancelled(
-    connection: asyncpg.Connection, watcher: asyncpg.Connection, sent: Sent
-) -> None:
+async def test_dropped_when_the_body_is_cancelled(write: Write, watcher: asyncpg.Connection, sent: Sent) -> None:
     """A caller that is cancelled within the block rolls back."""
     gate = Gate()
-
-    async def write() -> None:
-        async with sent.after_commit(connection) as after:
-            await connection.execute("UPDATE menus SET price = 6")
-            after.invalidate("menu-1")
-            await gate.passage()
-
-    writing = asyncio.create_task(write())
+    writing = asyncio.create_task(write("menu-1", then=gate.passage))
     await gate.arrivals(1)
     writing.cancel()
     await asyncio.wait([writing])
@@ -264,37 +287,25 @@ async def test_dropped_when_the_commit_is_refused(
 
 
 async def test_dropped_when_a_deferred_constraint_refuses(
-    connection: asyncpg.Connection, watcher: asyncpg.Connection, sent: Sent
+    write: Write, watcher: asyncpg.Connection, sent: Sent
 ) -> None:
     """So is the violation of a constraint that is checked at COMMIT."""
     await watcher.execute(
         "ALTER TABLE menus ADD FOREIGN KEY (price) REFERENCES menus (id) DEFERRABLE INITIALLY DEFERRED NOT VALID"
     )
 
-    async def write() -> None:
-        async with sent.after_commit(connection) as after:
-            await connection.execute("UPDATE menus SET price = 6")
-            after.invalidate("menu-1")
-
     with pytest.raises(asyncpg.ForeignKeyViolationError):
-        await write()
+        await write("menu-1")
 
     assert ([], 5) == (sent.all, await price(watcher))
 
 
 async def test_sent_when_the_connection_is_lost_in_the_middle_of_the_commit(
-    connection: asyncpg.Connection, watcher: asyncpg.Connection, slow_commit: None, sent: Sent
+    write: Write, connection: asyncpg.Connection, watcher: asyncpg.Connection, slow_commit: None, sent: Sent
 ) -> None:
     """A backend that ends during COMMIT leaves the outcome unknown: the error goes on, and all is sent."""
     pid = connection.get_server_pid()
-
-    async def write() -> None:
-        async with sent.after_commit(connection) as after:
-            await connection.execute("UPDATE menus SET price = 6")
-            after.invalidate("menu-1", version=3)
-            after.invalidate_tag("menus")
-
-    writing = asyncio.create_task(write())
+    writing = asyncio.create_task(write("menu-1", tags=["menus"], version=3))
     await until_committing(watcher, pid)
     await watcher.execute("SELECT pg_terminate_backend($1)", pid)
     await asyncio.wait([writing])
@@ -304,61 +315,33 @@ async def test_sent_when_the_connection_is_lost_in_the_middle_of_the_commit(
     assert [("menu-1", 3), "menus"] == sent.all
 
 
+@pytest.mark.parametrize("is_pending", [False, True], ids=["sent", "pending"])
 async def test_sent_when_the_connection_is_lost_before_the_commit(
-    connection: asyncpg.Connection, watcher: asyncpg.Connection, sent: Sent
+    is_pending: bool, write: Write, lose: Callable[[], Awaitable[None]], watcher: asyncpg.Connection, sent: Sent
 ) -> None:
-    """Whoever cannot even ask for the COMMIT sends too: from here it looks the same."""
-    pid = connection.get_server_pid()
-
-    async def write() -> None:
-        async with sent.after_commit(connection) as after:
-            await connection.execute("UPDATE menus SET price = 6")
-            after.invalidate("menu-1")
-            await watcher.execute("SELECT pg_terminate_backend($1)", pid)
-            await until_gone(watcher, pid)
+    """A caller that cannot even ask for the COMMIT sends too, and learns of the commit if both fail."""
+    if is_pending:
+        sent.errors["menu-1"] = InvalidationPending("menu-1: not confirmed")
 
     with pytest.raises(LOST):
-        await write()
+        await write("menu-1", then=lose)
 
     assert ([("menu-1", None)], 5) == (sent.all, await price(watcher))
 
 
 async def test_lost_connection_in_the_body_is_a_rollback(
-    connection: asyncpg.Connection, watcher: asyncpg.Connection, sent: Sent
+    write: Write, lose: Callable[[], Awaitable[None]], connection: asyncpg.Connection, sent: Sent
 ) -> None:
     """A query that fails with its connection ends the body, so no COMMIT was sent: dropped."""
-    pid = connection.get_server_pid()
 
-    async def write() -> None:
-        async with sent.after_commit(connection) as after:
-            after.invalidate("menu-1")
-            await watcher.execute("SELECT pg_terminate_backend($1)", pid)
-            await until_gone(watcher, pid)
-            await connection.execute("UPDATE menus SET price = 6")
+    async def lose_and_ask() -> None:
+        await lose()
+        await connection.execute("UPDATE menus SET price = 7")
 
     with pytest.raises(LOST):
-        await write()
+        await write("menu-1", then=lose_and_ask)
 
     assert [] == sent.all
-
-
-async def test_commit_error_goes_before_what_is_pending(
-    connection: asyncpg.Connection, watcher: asyncpg.Connection, sent: Sent
-) -> None:
-    """When both fail, the caller learns of the commit."""
-    pid = connection.get_server_pid()
-    sent.errors["menu-1"] = InvalidationPending("menu-1: not confirmed")
-
-    async def write() -> None:
-        async with sent.after_commit(connection) as after:
-            after.invalidate("menu-1")
-            await watcher.execute("SELECT pg_terminate_backend($1)", pid)
-            await until_gone(watcher, pid)
-
-    with pytest.raises(LOST):
-        await write()
-
-    assert [("menu-1", None)] == sent.all
 
 
 @pytest.mark.parametrize(
@@ -398,19 +381,10 @@ def test_errors_of_the_driver_say_nothing() -> None:
 # Cancellation
 
 
-async def test_cancelled_right_after_the_commit(
-    connection: asyncpg.Connection, watcher: asyncpg.Connection, sent: Sent
-) -> None:
+async def test_cancelled_right_after_the_commit(write: Write, watcher: asyncpg.Connection, sent: Sent) -> None:
     """A caller that is cancelled while the invalidations are on their way leaves at once; they arrive."""
     gate = sent.gate = Gate()
-
-    async def write() -> None:
-        async with sent.after_commit(connection) as after:
-            await connection.execute("UPDATE menus SET price = 6")
-            after.invalidate("menu-1")
-            after.invalidate("menu-2")
-
-    writing = asyncio.create_task(write())
+    writing = asyncio.create_task(write("menu-1", "menu-2"))
     await gate.arrivals(2)
     writing.cancel()
     await asyncio.wait([writing])
@@ -423,17 +397,11 @@ async def test_cancelled_right_after_the_commit(
 
 
 async def test_cancelled_in_the_middle_of_the_commit(
-    connection: asyncpg.Connection, watcher: asyncpg.Connection, slow_commit: None, sent: Sent
+    write: Write, connection: asyncpg.Connection, watcher: asyncpg.Connection, slow_commit: None, sent: Sent
 ) -> None:
     """A caller that is cancelled during COMMIT does not know its outcome: it leaves, and all is sent."""
     gate = sent.gate = Gate()
-
-    async def write() -> None:
-        async with sent.after_commit(connection) as after:
-            await connection.execute("UPDATE menus SET price = 6")
-            after.invalidate("menu-1")
-
-    writing = asyncio.create_task(write())
+    writing = asyncio.create_task(write("menu-1"))
     await until_committing(watcher, connection.get_server_pid())
     writing.cancel()
     await asyncio.wait([writing])
@@ -445,18 +413,14 @@ async def test_cancelled_in_the_middle_of_the_commit(
     assert (True, [("menu-1", None)]) == (left, sent.all)
 
 
-async def test_failure_that_nobody_waits_for_is_no_complaint(connection: asyncpg.Connection, sent: Sent) -> None:
+async def test_failure_that_nobody_waits_for_is_no_complaint(write: Write, sent: Sent) -> None:
     """Pending invalidations of a cancelled caller are nobody's error; the guard repeats them."""
     gate = sent.gate = Gate()
     sent.errors["menu-1"] = InvalidationPending("menu-1: not confirmed")
     complaints: list[object] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, complaint: complaints.append(complaint))
 
-    async def write() -> None:
-        async with sent.after_commit(connection) as after:
-            after.invalidate("menu-1")
-
-    writing = asyncio.create_task(write())
+    writing = asyncio.create_task(write("menu-1"))
     await gate.arrivals(1)
     writing.cancel()
     await asyncio.wait([writing])
@@ -472,26 +436,18 @@ async def test_failure_that_nobody_waits_for_is_no_complaint(connection: asyncpg
 # What is pending
 
 
-async def test_pending_goes_to_the_caller(
-    connection: asyncpg.Connection, watcher: asyncpg.Connection, sent: Sent
-) -> None:
+async def test_pending_goes_to_the_caller(write: Write, watcher: asyncpg.Connection, sent: Sent) -> None:
     """The one error of the guard is raised as it is, after all were tried; the transaction stays committed."""
     error = sent.errors["menu-1"] = InvalidationPending("menu-1: not confirmed")
 
-    async def write() -> None:
-        async with sent.after_commit(connection) as after:
-            await connection.execute("UPDATE menus SET price = 6")
-            after.invalidate("menu-1")
-            after.invalidate("menu-2")
-
     with pytest.raises(InvalidationPending) as caught:
-        await write()
+        await write("menu-1", "menu-2")
 
     assert caught.value is error
     assert ([("menu-1", None), ("menu-2", None)], 6) == (sent.all, await price(watcher))
 
 
-async def test_several_pending_are_one_error(connection: asyncpg.Connection, sent: Sent) -> None:
+async def test_several_pending_are_one_error(write: Write, sent: Sent) -> None:
     """It says how many, and names the first few."""
     ops = [f"menu-{number}" for number in range(1, 6)]
     sent.errors = {op: InvalidationPending(f"{op}: not confirmed") for op in ops[1:]}
@@ -500,41 +456,26 @@ async def test_several_pending_are_one_error(connection: asyncpg.Connection, sen
         "holds in this process, and is repeated until it is"
     )
 
-    async def write() -> None:
-        async with sent.after_commit(connection) as after:
-            for op in ops:
-                after.invalidate(op)
-            after.invalidate_tag("menus")
-
     with pytest.raises(InvalidationPending) as caught:
-        await write()
+        await write(*ops, tags=["menus"])
 
     assert (message, tuple(ops[1:])) == (str(caught.value), caught.value.pending)
     assert [*((op, None) for op in ops), "menus"] == sent.all
 
 
-async def test_other_errors_go_first(connection: asyncpg.Connection, sent: Sent) -> None:
+async def test_other_errors_go_first(write: Write, sent: Sent) -> None:
     """An error that repeating will not heal is not hidden by one that it will."""
     sent.errors = {"menu-1": InvalidationPending("menu-1: not confirmed"), "menu-2": ConfigurationError("no store")}
 
-    async def write() -> None:
-        async with sent.after_commit(connection) as after:
-            after.invalidate("menu-1")
-            after.invalidate("menu-2")
-
     with pytest.raises(ConfigurationError, match="no store"):
-        await write()
+        await write("menu-1", "menu-2")
 
 
-async def test_cancelled_sending_is_pending(connection: asyncpg.Connection, sent: Sent) -> None:
+async def test_cancelled_sending_is_pending(write: Write, sent: Sent) -> None:
     """Whoever cancels the sending, at shut-down, does not cancel the caller."""
     gate = sent.gate = Gate()
 
-    async def write() -> None:
-        async with sent.after_commit(connection) as after:
-            after.invalidate("menu-1")
-
-    writing = asyncio.create_task(write())
+    writing = asyncio.create_task(write("menu-1"))
     await gate.arrivals(1)
     for task in module._tasks_of_loop():
         task.cancel()

@@ -1,15 +1,14 @@
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Any
-from urllib.parse import urlsplit
 
 import pytest
-from aiocache import RedisCache, SimpleMemoryCache
-from aiocache.base import BaseCache
+from aiocache import SimpleMemoryCache
 from aiocache.serializers import JsonSerializer, NullSerializer, PickleSerializer, StringSerializer
+from loaders import returning
 from redis.asyncio import Redis
-from stored import fingerprint_for
+from stored import fingerprint_for, in_aiocache
 
 from demo_api.servers import ValkeyServer, valkey_server
 from stampede_guard import ConfigurationError, Guard
@@ -19,133 +18,19 @@ from stampede_guard.stores.aiocache import AiocacheStore
 # aiocache calls redis-py by names that it has since changed.
 pytestmark = pytest.mark.filterwarnings("ignore:Call to deprecated (close|setex):DeprecationWarning")
 
-MakeCache = Callable[[], BaseCache]
-
 FLIGHT = "the-flight-that-stored"  # a token
-
-
-async def refuse() -> str:
-    """Load nothing: what is asked for has to be in the store."""
-    raise AssertionError("loaded")
-
-
-def raw() -> NullSerializer:
-    """Return the serializer that lets bytes pass."""
-    return NullSerializer(encoding=None)
-
-
-@pytest.fixture(params=["memory", "redis"])
-async def cache(request: pytest.FixtureRequest, redis_url: str) -> AsyncIterator[BaseCache]:
-    """Return one of aiocache's backends."""
-    if request.param == "memory":
-        yield SimpleMemoryCache(serializer=raw())
-        return
-    async with RedisCache(endpoint="127.0.0.1", port=urlsplit(redis_url).port, serializer=raw()) as cache:
-        yield cache
-
-
-@pytest.fixture
-def make_guard(cache: BaseCache, namespace: str) -> Callable[[], Guard]:
-    """Return what makes guards over the same backend."""
-    return lambda: Guard(lambda: AiocacheStore(cache, deadline=5), namespace=namespace)
-
-
-MakeGuard = Callable[[], Guard]
-
-
-async def test_second_guard_reads_what_the_first_loaded(make_guard: MakeGuard) -> None:
-    """A value that one guard stored answers in another."""
-
-    async def load() -> str:
-        return "soup"
-
-    async with make_guard() as first, make_guard() as second:
-        await first.fetch("menu-7", load, l2_ttl=60, returns=str)
-        answer = await second.fetch("menu-7", refuse, l2_ttl=60, returns=str)
-
-    assert answer == "soup"
-    assert (1, 0) == (second.stats().l2_hits, second.stats().l2_errors)
-
-
-async def test_none_is_a_value(make_guard: MakeGuard) -> None:
-    """A stored `None` is the answer, though `None` is aiocache's word for a miss."""
-
-    async def load() -> None:
-        return None
-
-    async with make_guard() as first, make_guard() as second:
-        await first.fetch("menu-7", load, l2_ttl=60, returns=None)
-        answer = await second.fetch("menu-7", refuse, l2_ttl=60, returns=None)
-
-    assert answer is None
-    assert second.stats().l2_hits == 1
-
-
-async def test_any_bytes_pass(make_guard: MakeGuard) -> None:
-    """Bytes that are no text come back as they were."""
-
-    async def load() -> bytes:
-        return bytes(range(256))
-
-    async with make_guard() as first, make_guard() as second:
-        await first.fetch("menu-7", load, l2_ttl=60, returns=bytes)
-        answer: object = await second.fetch("menu-7", refuse, l2_ttl=60, returns=bytes)
-
-    assert bytes(range(256)) == answer
 
 
 @pytest.mark.parametrize(("l2_ttl", "life"), [(0.2, 1), (1.5, 2), (60, 60)])
 async def test_lives_are_whole_seconds(l2_ttl: float, life: int, redis_url: str, namespace: str, admin: Redis) -> None:
     """A fraction of a second is rounded up, since Memcached knows none."""
-    cache = RedisCache(endpoint="127.0.0.1", port=urlsplit(redis_url).port, serializer=raw())
-
-    async def load() -> str:
-        return "soup"
+    cache = in_aiocache(redis_url)
 
     async with Guard(lambda: AiocacheStore(cache, deadline=5), namespace=namespace) as guard:
-        await guard.fetch("menu-7", load, l2_ttl=l2_ttl, jitter=0, returns=str)
+        await guard.fetch("menu-7", returning("soup"), l2_ttl=l2_ttl, jitter=0, returns=str)
         left = await admin.pttl(f"sg1:{{{namespace}:menu-7}}:v")
 
     assert 1000 * (life - 1) < left <= 1000 * life
-
-
-async def test_value_gets_a_whole_ttl_in_memory(make_guard: MakeGuard) -> None:
-    """The backend does not say how long a value has left, so it stays in memory for `ttl`."""
-
-    async def load() -> str:
-        return "soup"
-
-    async with make_guard() as first, make_guard() as second:
-        await first.fetch("menu-7", load, l2_ttl=60, returns=str)
-        for _ in range(2):
-            await second.fetch("menu-7", refuse, ttl=30, l2_ttl=60, returns=str)
-
-    assert (1, 1) == (second.stats().l2_hits, second.stats().l1_hits)
-
-
-async def test_invalidate_removes(make_guard: MakeGuard) -> None:
-    """After an invalidation the backend holds nothing, and the next call loads."""
-    served = iter(["old", "new"])
-
-    async def load() -> str:
-        return next(served)
-
-    async with make_guard() as guard:
-        await guard.fetch("menu-7", load, ttl=5, l2_ttl=60, returns=str)
-        await guard.invalidate("menu-7")
-        answer = await guard.fetch("menu-7", load, ttl=5, l2_ttl=60, returns=str)
-
-    assert (answer, guard.stats().l2_misses) == ("new", 2)
-
-
-async def test_absent_key_can_be_deleted(make_guard: MakeGuard) -> None:
-    """Nothing to delete is as good as deleted: nothing is raised, and nothing left to be tried again."""
-    async with make_guard() as guard:
-        await guard.invalidate("menu-7")
-        tier = guard._states.running().tier
-
-    assert tier is not None
-    assert [] == tier.pending.all()
 
 
 @pytest.mark.parametrize(
@@ -153,53 +38,31 @@ async def test_absent_key_can_be_deleted(make_guard: MakeGuard) -> None:
 )
 async def test_what_others_keep_in_the_backend_is_a_miss(foreign: object, namespace: str) -> None:
     """Whatever lies under an op's key in a shared memory backend, it is a counted miss, and no fault of the backend."""
-    cache = SimpleMemoryCache(serializer=raw())
+    cache = in_aiocache(None)
     await cache.set(f"sg1:{{{namespace}:menu-7}}:v", foreign)
 
-    async def load() -> str:
-        return "salad"
-
     async with Guard(lambda: AiocacheStore(cache), namespace=namespace) as guard:
-        answer = await guard.fetch("menu-7", load, l2_ttl=60, returns=str)
+        answer = await guard.fetch("menu-7", returning("salad"), l2_ttl=60, returns=str)
 
     assert answer == "salad"
     assert (1, 0) == (guard.stats().l2_undecodable, guard.stats().l2_errors)
 
 
-async def test_i7_envelope_of_another_op_is_refused(cache: BaseCache, namespace: str) -> None:
-    """A value that was stored for another op never answers."""
-    await cache.set(
-        f"sg1:{{{namespace}:menu-8}}:v",
-        seal(f"{namespace}:menu-7", b"soup", FLIGHT, fingerprint=fingerprint_for(str)),
-        ttl=60,
-    )
+@pytest.mark.parametrize("in_memory", [True, False], ids=["memory", "Redis"])
+@pytest.mark.parametrize(
+    ("op", "size"), [("menu-7", 4), ("menu-8", 1_001)], ids=["another op's", "larger than max_bytes"]
+)
+async def test_i7_what_is_no_value_of_the_op_is_refused(
+    op: str, size: int, in_memory: bool, redis_url: str, namespace: str
+) -> None:
+    """Neither a value that was stored for another op answers, nor one that is too large."""
+    async with in_aiocache(None if in_memory else redis_url) as cache:
+        envelope = seal(f"{namespace}:{op}", b"x" * size, FLIGHT, fingerprint=fingerprint_for(bytes))
+        await cache.set(f"sg1:{{{namespace}:menu-8}}:v", envelope, ttl=60)
+        async with Guard(lambda: AiocacheStore(cache, deadline=5), namespace=namespace, max_bytes=1_000) as guard:
+            answer = await guard.fetch("menu-8", returning(b"salad"), l2_ttl=60, returns=bytes)
 
-    async def load() -> str:
-        return "salad"
-
-    async with Guard(lambda: AiocacheStore(cache, deadline=5), namespace=namespace) as guard:
-        answer = await guard.fetch("menu-8", load, l2_ttl=60, returns=str)
-
-    assert answer == "salad"
-    assert guard.stats().l2_undecodable == 1
-
-
-async def test_values_over_max_bytes_are_not_read(namespace: str) -> None:
-    """The limit on what is read holds for every backend."""
-    cache = SimpleMemoryCache(serializer=raw())
-    await cache.set(
-        f"sg1:{{{namespace}:menu-7}}:v",
-        seal(f"{namespace}:menu-7", b"x" * 1001, FLIGHT, fingerprint=fingerprint_for(bytes)),
-    )
-
-    async def load() -> bytes:
-        return b"soup"
-
-    async with Guard(lambda: AiocacheStore(cache), namespace=namespace, max_bytes=1000) as guard:
-        answer = await guard.fetch("menu-7", load, l2_ttl=60, returns=bytes)
-
-    assert answer == b"soup"
-    assert guard.stats().l2_undecodable == 1
+    assert (b"salad", 1) == (answer, guard.stats().l2_undecodable)
 
 
 @pytest.mark.parametrize(
@@ -224,12 +87,12 @@ def test_what_is_no_backend_is_refused(cache: Any) -> None:
 def test_deadline_is_checked(deadline: Any) -> None:
     """A deadline is a duration above zero."""
     with pytest.raises(ConfigurationError, match="deadline"):
-        AiocacheStore(SimpleMemoryCache(serializer=raw()), deadline=deadline)
+        AiocacheStore(in_aiocache(None), deadline=deadline)
 
 
 def test_repr_names_the_backend_and_nothing_else() -> None:
     """The backend's own repr would show its address."""
-    store = AiocacheStore(RedisCache(endpoint="canary", serializer=raw()))
+    store = AiocacheStore(in_aiocache("redis://canary:6379"))
 
     assert repr(store) == "<AiocacheStore RedisCache>"
 
@@ -238,7 +101,7 @@ def test_repr_names_the_backend_and_nothing_else() -> None:
 async def own(namespace: str) -> AsyncIterator[tuple[ValkeyServer, Guard]]:
     """Return a server that may be frozen, and an open guard over aiocache's backend for it."""
     with valkey_server() as server:
-        cache = RedisCache(endpoint="127.0.0.1", port=server.port, serializer=raw())
+        cache = in_aiocache(server.url)
         async with Guard(lambda: AiocacheStore(cache, deadline=0.1), namespace=namespace) as guard:
             yield server, guard
             server.thaw()
@@ -249,13 +112,10 @@ async def test_deadline_bounds_a_frozen_server(own: tuple[ValkeyServer, Guard]) 
     server, guard = own
     loop = asyncio.get_running_loop()
 
-    async def load() -> str:
-        return "soup"
-
-    await guard.fetch("menu-7", load, l2_ttl=60, returns=str)
+    await guard.fetch("menu-7", returning("soup"), l2_ttl=60, returns=str)
     server.freeze()
     started_at = loop.time()
-    answers = [await guard.fetch(f"menu-{menu_id}", load, l2_ttl=60, returns=str) for menu_id in range(3)]
+    answers = [await guard.fetch(f"menu-{menu_id}", returning("soup"), l2_ttl=60, returns=str) for menu_id in range(3)]
     took = loop.time() - started_at
 
     assert ["soup"] * 3 == answers
@@ -267,7 +127,7 @@ async def test_no_cancellation_is_lost_in_the_backend(own: tuple[ValkeyServer, G
     """However often the deadline cuts an operation at whichever moment, none outlives it by the backend's patience."""
     server, _ = own
     loop = asyncio.get_running_loop()
-    cache = RedisCache(endpoint="127.0.0.1", port=server.port, serializer=raw())
+    cache = in_aiocache(server.url)
     await cache.exists("warm-up")
     server.freeze()
 
@@ -290,7 +150,7 @@ class Stubborn(SimpleMemoryCache):
     """A backend of one's own that goes on whoever cancels it, and fails in the end."""
 
     def __init__(self) -> None:
-        super().__init__(serializer=raw(), timeout=None)
+        super().__init__(serializer=NullSerializer(encoding=None), timeout=None)
         self.end = asyncio.Event()
         self.ended = False
 
@@ -326,7 +186,7 @@ async def test_backends_own_cancellation_is_a_failure() -> None:
         async def _get(self, *_args: object, **_options: object) -> None:
             raise asyncio.CancelledError
 
-    store = AiocacheStore(Cancelling(serializer=raw()), deadline=5)
+    store = AiocacheStore(Cancelling(serializer=NullSerializer(encoding=None)), deadline=5)
 
     with pytest.raises(TimeoutError):
         await store.read("menu-7")
@@ -335,7 +195,7 @@ async def test_backends_own_cancellation_is_a_failure() -> None:
 async def test_cancelled_operation_is_stopped(own: tuple[ValkeyServer, Guard]) -> None:
     """Whoever waits for the store may be cancelled; the operation stops too."""
     server, _ = own
-    cache = RedisCache(endpoint="127.0.0.1", port=server.port, serializer=raw())
+    cache = in_aiocache(server.url)
     store = AiocacheStore(cache, deadline=60)
     server.freeze()
     reading = asyncio.create_task(store.read("menu-7"))
@@ -355,7 +215,7 @@ async def test_cancelled_operation_is_stopped(own: tuple[ValkeyServer, Guard]) -
 async def test_value_is_right_after_a_cut_operation(own: tuple[ValkeyServer, Guard], namespace: str) -> None:
     """Replies that come after their deadline are nobody else's answer."""
     server, _ = own
-    cache = RedisCache(endpoint="127.0.0.1", port=server.port, serializer=raw())
+    cache = in_aiocache(server.url)
     patient, hasty = AiocacheStore(cache, deadline=5), AiocacheStore(cache, deadline=0.01)
     for number in range(10):
         await patient.write(f"{namespace}-{number}", b"%d" % number, 60)

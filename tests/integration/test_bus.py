@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 
 import pytest
 from inside import backplane_of, echoed, instance_of, is_up, tier_of, untyped
+from loaders import returning
 from observing import ChannelListener, caught_up, until_gone
 from proxying import CountingProxy
 from redis.asyncio import Redis
@@ -115,12 +116,8 @@ def fast_beats(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def ask(guard: Guard, answer: str, op: str = OP, **options: Any) -> str:
     """Call for what has a tag, is remembered by both tiers, and would be loaded as *answer*."""
-
-    async def load() -> str:
-        return answer
-
     options = {"ttl": 60, "l2_ttl": 60, "returns": str, "tags": (TAG,), **options}
-    return await guard.fetch(op, load, **options)
+    return await guard.fetch(op, returning(answer), **options)
 
 
 def remembers(guard: Guard, op: str = OP) -> bool:

@@ -1,6 +1,7 @@
 from collections.abc import Callable
 
 import pytest
+from loaders import returning
 from redis.asyncio import Redis
 from stored import bytes_at, fingerprint_for
 
@@ -151,15 +152,9 @@ async def test_codec_that_raises_on_stored_bytes_is_a_miss(make_guard: MakeGuard
                 raise RuntimeError("not shouted")
             return payload.decode().lower()
 
-    async def load_soup() -> str:
-        return "soup"
-
-    async def load_salad() -> str:
-        return "salad"
-
     async with make_guard() as first, make_guard() as second:
-        await first.fetch("menu-7", load_soup, l2_ttl=60, returns=str)
-        answer = await second.fetch("menu-7", load_salad, l2_ttl=60, codec=Shouting())
+        await first.fetch("menu-7", returning("soup"), l2_ttl=60, returns=str)
+        answer = await second.fetch("menu-7", returning("salad"), l2_ttl=60, codec=Shouting())
 
     assert answer == "salad"
     assert second.stats().l2_undecodable == 1

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from inside import backplane_of, instance_of, is_expecting, is_up, new_leases, tier_of
+from loaders import returning
 from observing import until_gone
 from redis.asyncio import Redis
 from stored import bytes_at, fingerprint_for
@@ -297,12 +298,9 @@ async def test_circle_of_queues_in_two_processes_is_broken(pair: tuple[Guard, Gu
     gates = Gate(), Gate()
     options: dict[str, Any] = {"max_loads": 1, "name": "kitchen", "l2_ttl": 60, "returns": str}
 
-    async def dish() -> str:
-        return "soup"
-
     async def order(guard: Guard, gate: Gate, op: str) -> str:
         await gate.passage()
-        return await guard.fetch(op, dish, **options)
+        return await guard.fetch(op, returning("soup"), **options)
 
     def begin(guard: Guard, gate: Gate, number: int, op: str) -> "asyncio.Task[str]":
         return asyncio.create_task(guard.fetch(f"order-{number}", lambda: order(guard, gate, op), **options))
@@ -311,7 +309,8 @@ async def test_circle_of_queues_in_two_processes_is_broken(pair: tuple[Guard, Gu
     for gate in gates:
         await gate.arrivals(1)
     queued = [
-        asyncio.create_task(guard.fetch(op, dish, **options)) for guard, op in ((first, "dish-1"), (second, "dish-2"))
+        asyncio.create_task(guard.fetch(op, returning("soup"), **options))
+        for guard, op in ((first, "dish-1"), (second, "dish-2"))
     ]
     await until(lambda: all(len(tier_of(guard).leases._held) == 2 for guard in pair), "both to queue with a lease")
     for gate in gates:

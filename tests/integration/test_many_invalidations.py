@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from loaders import returning
 from redis.asyncio import Redis
 
 from stampede_guard import Guard, InvalidationPending
@@ -16,11 +17,7 @@ MakeGuard = Callable[..., Guard]
 
 async def store(guard: Guard, ops: list[str]) -> None:
     """Store a value for each of *ops*."""
-
-    async def load() -> str:
-        return "old"
-
-    await asyncio.gather(*(guard.fetch(op, load, l2_ttl=60, returns=str) for op in ops))
+    await asyncio.gather(*(guard.fetch(op, returning("old"), l2_ttl=60, returns=str) for op in ops))
 
 
 async def pending_of(guard: Guard, ops: list[str], way: str) -> list[str]:

@@ -1,153 +1,113 @@
 import asyncio
 import re
 import struct
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from functools import partial
+from time import monotonic
+from typing import Any
 
 import pytest
+from inside import tier_of
+from loaders import Kitchen, refuse, returning
 from redis.asyncio import Redis
-from stored import bytes_at, fingerprint_for
+from stored import bytes_at, fingerprint_for, in_aiocache
 
 from stampede_guard import ConfigurationError, Guard, GuardClosed, coalesce
 from stampede_guard._l2.tier import key_of
 from stampede_guard.stores._envelope import key_digest
+from stampede_guard.stores.aiocache import AiocacheStore
 from stampede_guard.stores.redis import RedisStore
-from stampede_guard.testing import Gate, ManualClock
+from stampede_guard.testing import FaultStore, Gate, ManualClock
 
 MakeGuard = Callable[..., Guard]
 
-
-async def refuse() -> str:
-    """Load nothing: what is asked for has to be in the store."""
-    raise AssertionError("loaded")
+# aiocache calls redis-py by names that it has since changed.
+pytestmark = pytest.mark.filterwarnings("ignore:Call to deprecated (close|setex):DeprecationWarning")
 
 
-async def test_miss_fills_the_store_for_l2_ttl(make_guard: MakeGuard, namespace: str, admin: Redis) -> None:
-    """A loaded value is stored with the life that `l2_ttl` gives it."""
-
-    async def load() -> str:
-        return "soup"
-
+@pytest.mark.parametrize(("l2_ttl", "shortest"), [(60, 50_000), (0.7, -2)])
+async def test_miss_fills_the_store_for_l2_ttl(
+    l2_ttl: float, shortest: int, make_guard: MakeGuard, namespace: str, admin: Redis
+) -> None:
+    """A loaded value is stored with the life that `l2_ttl` gives it, in milliseconds."""
     async with make_guard() as guard:
-        await guard.fetch("menu-7", load, l2_ttl=60, jitter=0, returns=str)
+        await guard.fetch("menu-7", returning("soup"), l2_ttl=l2_ttl, jitter=0, returns=str)
 
-    assert 50_000 < await admin.pttl(f"sg1:{{{namespace}:menu-7}}:v") <= 60_000
+        assert shortest <= await admin.pttl(f"sg1:{{{namespace}:menu-7}}:v") <= 1_000 * l2_ttl
 
 
 async def test_jitter_spreads_the_life_in_the_store(make_guard: MakeGuard, namespace: str, admin: Redis) -> None:
     """Values that are filled together do not all expire together, nor far from `l2_ttl`."""
-
-    async def load() -> str:
-        return "soup"
-
     async with make_guard() as guard:
         for menu_id in range(20):
-            await guard.fetch(f"menu-{menu_id}", load, l2_ttl=1000, jitter=0.1, returns=str)
+            await guard.fetch(f"menu-{menu_id}", returning("soup"), l2_ttl=1000, jitter=0.1, returns=str)
     lives = [await admin.ttl(f"sg1:{{{namespace}:menu-{menu_id}}}:v") for menu_id in range(20)]
 
     assert all(890 < life <= 1100 for life in lives)
     assert len(set(lives)) > 10
 
 
-async def test_sub_second_lives_are_kept_in_milliseconds(make_guard: MakeGuard, namespace: str, admin: Redis) -> None:
-    """An `l2_ttl` under a second is not rounded to none or to one."""
-
-    async def load() -> str:
-        return "soup"
-
-    async with make_guard() as guard:
-        await guard.fetch("menu-7", load, l2_ttl=0.7, jitter=0, returns=str)
-
-        assert await admin.pttl(f"sg1:{{{namespace}:menu-7}}:v") <= 700
-
-
-async def test_second_guard_reads_what_the_first_loaded(make_guard: MakeGuard) -> None:
-    """A guard elsewhere answers from the store, without loading."""
-
-    async def load() -> str:
-        return "soup"
-
-    async with make_guard() as first, make_guard() as second:
-        await first.fetch("menu-7", load, l2_ttl=60, returns=str)
-        answer = await second.fetch("menu-7", refuse, l2_ttl=60, returns=str)
-
-    assert answer == "soup"
-    assert (1, 0, 1, 0) == (
-        second.stats().l2_hits,
-        second.stats().l2_misses,
-        first.stats().l2_misses,
-        second.stats().loads,
-    )
+@pytest.fixture(params=["Redis", "aiocache's memory", "aiocache over Redis", "FaultStore"])
+async def make_any(
+    request: pytest.FixtureRequest, redis_url: str, namespace: str, make_guard: MakeGuard
+) -> AsyncIterator[MakeGuard]:
+    """Return what makes guards over a store that they share, one of each kind."""
+    if request.param == "Redis":
+        yield make_guard
+    elif request.param == "FaultStore":
+        store = FaultStore(monotonic)
+        yield lambda: Guard(lambda: store, namespace=namespace)
+    else:
+        async with in_aiocache(redis_url if "Redis" in request.param else None) as cache:
+            yield lambda: Guard(lambda: AiocacheStore(cache, deadline=5), namespace=namespace)
 
 
-async def test_none_is_a_value(make_guard: MakeGuard) -> None:
-    """A stored `None` is read as the answer, not as a miss."""
+@pytest.mark.parametrize(
+    ("answer", "returns"),
+    [("soup", str), (None, None), (b"", bytes), (bytes(range(256)), bytes)],
+    ids=["text", "None", "empty", "any bytes"],
+)
+async def test_second_guard_reads_what_the_first_loaded(answer: object, returns: Any, make_any: MakeGuard) -> None:
+    """A guard elsewhere answers from the store, without loading; `None` and nothing at all are values, too."""
+    async with make_any() as first, make_any() as second:
+        await first.fetch("menu-7", returning(answer), l2_ttl=60, returns=returns)
 
-    async def load() -> None:
-        return None
-
-    async with make_guard() as first, make_guard() as second:
-        await first.fetch("menu-7", load, l2_ttl=60, returns=None)
-        answer = await second.fetch("menu-7", refuse, l2_ttl=60, returns=None)
-
-    assert answer is None
-    assert second.stats().l2_hits == 1
-
-
-async def test_empty_payload_is_a_value(make_guard: MakeGuard) -> None:
-    """Stored empty bytes are read as the answer, not as a miss."""
-
-    async def load() -> bytes:
-        return b""
-
-    async with make_guard() as first, make_guard() as second:
-        await first.fetch("menu-7", load, l2_ttl=60, returns=bytes)
-        answer: object = await second.fetch("menu-7", refuse, l2_ttl=60, returns=bytes)
-
-    assert answer == b""
+        assert answer == await second.fetch("menu-7", refuse, l2_ttl=60, returns=returns)
+        here, there = first.stats(), second.stats()
+        assert (1, 0) == (here.l2_misses, here.l2_errors)
+        assert (1, 0, 0, 0) == (there.l2_hits, there.l2_misses, there.loads, there.l2_errors)
 
 
-async def test_value_read_late_does_not_live_longer(make_guard: MakeGuard, namespace: str, admin: Redis) -> None:
-    """What has three seconds left in the store gets three in memory, not a whole `ttl`."""
+async def test_value_that_was_read_is_remembered(make_any: MakeGuard) -> None:
+    """What was read from the store stays in memory for `ttl`, also where no store says how long it has left."""
+    async with make_any() as first, make_any() as second:
+        await first.fetch("menu-7", returning("soup"), l2_ttl=60, returns=str)
+        for _ in range(2):
+            await second.fetch("menu-7", refuse, ttl=30, l2_ttl=60, returns=str)
+
+    assert (1, 1) == (second.stats().l2_hits, second.stats().l1_hits)
+
+
+@pytest.mark.parametrize(("ttl", "lives"), [(30, (1, 3)), (2, (2, 2))], ids=["late", "early"])
+async def test_value_that_was_read_lives_no_longer_than_in_the_store(
+    ttl: float, lives: tuple[float, float], make_guard: MakeGuard, namespace: str, admin: Redis
+) -> None:
+    """What has three seconds left in the store gets three in memory, or `ttl` if that is less."""
     clock = ManualClock()
-
-    async def load() -> str:
-        return "soup"
-
     async with make_guard() as first, make_guard(clock=clock) as second:
-        await first.fetch("menu-7", load, l2_ttl=60, returns=str)
+        await first.fetch("menu-7", returning("soup"), l2_ttl=60, returns=str)
         await admin.pexpire(f"sg1:{{{namespace}:menu-7}}:v", 3000)
-        await second.fetch("menu-7", refuse, ttl=30, l2_ttl=60, jitter=0, returns=str)
+        await second.fetch("menu-7", refuse, ttl=ttl, l2_ttl=60, jitter=0, returns=str)
         entry = second._states.running().memory.get("menu-7")
 
     assert entry is not None
-    assert 1 < entry.fresh_until - clock() <= 3
-
-
-async def test_value_read_early_lives_for_its_ttl(make_guard: MakeGuard) -> None:
-    """What has longer left in the store than `ttl` is kept in memory for `ttl`."""
-    clock = ManualClock()
-
-    async def load() -> str:
-        return "soup"
-
-    async with make_guard() as first, make_guard(clock=clock) as second:
-        await first.fetch("menu-7", load, l2_ttl=60, returns=str)
-        await second.fetch("menu-7", refuse, ttl=5, l2_ttl=60, jitter=0, returns=str)
-        entry = second._states.running().memory.get("menu-7")
-
-    assert entry is not None
-    assert entry.fresh_until == clock() + 5
+    assert lives[0] <= entry.fresh_until - clock() <= lives[1]
 
 
 async def test_value_without_expiry_is_not_kept_in_memory(make_guard: MakeGuard, namespace: str, admin: Redis) -> None:
     """A value that somebody made permanent answers, but each time from the store."""
-
-    async def load() -> str:
-        return "soup"
-
     async with make_guard() as first, make_guard() as second:
-        await first.fetch("menu-7", load, l2_ttl=60, returns=str)
+        await first.fetch("menu-7", returning("soup"), l2_ttl=60, returns=str)
         await admin.persist(f"sg1:{{{namespace}:menu-7}}:v")
         for _ in range(2):
             await second.fetch("menu-7", refuse, ttl=5, l2_ttl=60, returns=str)
@@ -157,12 +117,8 @@ async def test_value_without_expiry_is_not_kept_in_memory(make_guard: MakeGuard,
 
 async def test_envelope_names_its_op(make_guard: MakeGuard, namespace: str, admin: Redis) -> None:
     """What is stored says by which flight, in which version, for which op and under which marks, before the payload."""
-
-    async def load() -> bytes:
-        return b"soup"
-
     async with make_guard() as guard:
-        await guard.fetch("menu-7", load, l2_ttl=60, returns=bytes, version=lambda _: 258)
+        await guard.fetch("menu-7", returning(b"soup"), l2_ttl=60, returns=bytes, version=lambda _: 258)
     stored = await bytes_at(admin, f"sg1:{{{namespace}:menu-7}}:v")
     mark = await bytes_at(admin, f"sg1:{{{namespace}:}}:t")
     token = stored[53:75]
@@ -191,12 +147,8 @@ async def test_envelope_names_its_op(make_guard: MakeGuard, namespace: str, admi
 )
 async def test_keys_are_readable(op: str, key: str, make_guard: MakeGuard, namespace: str, admin: Redis) -> None:
     """A key carries the format's version, the namespace and the op, made safe if need be."""
-
-    async def load() -> str:
-        return "soup"
-
     async with make_guard() as guard:
-        await guard.fetch(op, load, l2_ttl=60, returns=str)
+        await guard.fetch(op, returning("soup"), l2_ttl=60, returns=str)
     keys = sorted([found.decode() async for found in admin.scan_iter(f"sg1:{{{namespace}:*", count=1000)], key=len)
 
     assert len(keys) == 2
@@ -212,16 +164,9 @@ def test_no_key_is_too_long_for_memcached(op: str) -> None:
 
 async def test_namespaces_are_apart(make_guard: MakeGuard, namespace: str) -> None:
     """Two guards with different namespaces share neither values nor invalidations."""
-
-    async def load_theirs() -> str:
-        return "theirs"
-
-    async def load_ours() -> str:
-        return "ours"
-
     async with make_guard() as ours, make_guard(namespace=f"{namespace}-other") as theirs:
-        await theirs.fetch("menu-7", load_theirs, l2_ttl=60, returns=str)
-        answer = await ours.fetch("menu-7", load_ours, l2_ttl=60, returns=str)
+        await theirs.fetch("menu-7", returning("theirs"), l2_ttl=60, returns=str)
+        answer = await ours.fetch("menu-7", returning("ours"), l2_ttl=60, returns=str)
         await ours.invalidate("menu-7")
         kept = await theirs.fetch("menu-7", refuse, l2_ttl=60, returns=str)
 
@@ -230,13 +175,9 @@ async def test_namespaces_are_apart(make_guard: MakeGuard, namespace: str) -> No
 
 async def test_op_without_l2_ttl_stays_out_of_the_store(make_guard: MakeGuard, namespace: str, admin: Redis) -> None:
     """An operation of a guard with a store need not use it."""
-
-    async def load() -> str:
-        return "soup"
-
     async with make_guard() as guard:
-        await guard.fetch("menu-7", load, ttl=5)
-        await guard.fetch("menu-7", load, ttl=5)
+        await guard.fetch("menu-7", returning("soup"), ttl=5)
+        await guard.fetch("menu-7", returning("soup"), ttl=5)
 
     assert not await admin.exists(f"sg1:{{{namespace}:menu-7}}:v")
 
@@ -258,20 +199,17 @@ async def test_refresh_replaces_what_is_stored(make_guard: MakeGuard) -> None:
     assert ("new", "new") == (refreshed, answer)
 
 
-async def test_invalidate_removes_from_the_store(make_guard: MakeGuard, namespace: str, admin: Redis) -> None:
-    """After an invalidation the store holds nothing, and the next call loads."""
-    served = iter(["old", "new"])
+async def test_invalidate_removes_from_the_store(make_any: MakeGuard) -> None:
+    """After an invalidation the store holds nothing, and the next call loads; a second one is confirmed as well."""
+    kitchen = Kitchen()
+    async with make_any() as guard:
+        await guard.fetch("menu-7", kitchen.load, ttl=5, l2_ttl=60, returns=str)
+        for _ in range(2):
+            await guard.invalidate("menu-7")
+        answer = await guard.fetch("menu-7", kitchen.load, ttl=5, l2_ttl=60, returns=str)
 
-    async def load() -> str:
-        return next(served)
-
-    async with make_guard() as guard:
-        await guard.fetch("menu-7", load, ttl=5, l2_ttl=60, returns=str)
-        await guard.invalidate("menu-7")
-        left = await admin.exists(f"sg1:{{{namespace}:menu-7}}:v")
-        answer = await guard.fetch("menu-7", load, ttl=5, l2_ttl=60, returns=str)
-
-    assert (0, "new") == (left, answer)
+        assert ("soup 2", 2) == (answer, guard.stats().l2_misses)
+        assert [] == tier_of(guard).pending.all()
 
 
 @pytest.mark.parametrize("place", ["here", "elsewhere"])
@@ -295,27 +233,13 @@ async def test_i3_overtaken_load_is_not_stored(place: str, make_guard: MakeGuard
     assert not await admin.exists(f"sg1:{{{namespace}:menu-7}}:v")
 
 
-async def test_invalidating_what_is_not_there_is_confirmed(make_guard: MakeGuard) -> None:
-    """Nothing to delete is as good as deleted: nothing is raised, and nothing left to be tried again."""
-    async with make_guard() as guard:
-        await guard.invalidate("menu-7")
-        tier = guard._states.running().tier
-
-    assert tier is not None
-    assert [] == tier.pending.all()
-
-
 @pytest.mark.parametrize(("size", "stored"), [(1000, 1), (1001, 0)])
 async def test_values_over_max_bytes_are_not_stored(
     size: int, stored: int, make_guard: MakeGuard, namespace: str, admin: Redis
 ) -> None:
     """A payload of `max_bytes` is stored, one byte more is answered but not stored."""
-
-    async def load() -> bytes:
-        return b"x" * size
-
     async with make_guard(max_bytes=1000) as guard:
-        answer = await guard.fetch("menu-7", load, l2_ttl=60, returns=bytes)
+        answer = await guard.fetch("menu-7", returning(b"x" * size), l2_ttl=60, returns=bytes)
 
     assert len(answer) == size
     assert await admin.exists(f"sg1:{{{namespace}:menu-7}}:v") == stored
@@ -325,13 +249,9 @@ async def test_values_over_max_bytes_are_not_stored(
 @pytest.mark.parametrize(("size", "loads"), [(1000, 0), (1001, 1), (1020, 1), (100_000, 1)])
 async def test_values_over_max_bytes_are_not_read(size: int, loads: int, make_guard: MakeGuard) -> None:
     """Of what a more generous process stored, only payloads of up to `max_bytes` are read."""
-
-    async def load() -> bytes:
-        return b"x" * size
-
     async with make_guard() as generous, make_guard(max_bytes=1000) as thrifty:
-        await generous.fetch("menu-7", load, l2_ttl=60, returns=bytes)
-        answer = await thrifty.fetch("menu-7", load, l2_ttl=60, returns=bytes)
+        await generous.fetch("menu-7", returning(b"x" * size), l2_ttl=60, returns=bytes)
+        answer = await thrifty.fetch("menu-7", returning(b"x" * size), l2_ttl=60, returns=bytes)
 
     assert len(answer) == size
     assert (loads, loads) == (thrifty.stats().loads, thrifty.stats().l2_undecodable)
@@ -342,15 +262,11 @@ async def test_what_the_guard_stores_the_store_reads(
     of_store: int, of_guard: int, redis_url: str, namespace: str
 ) -> None:
     """A value of the guard's `max_bytes` is read by a store with the same limit, or with a higher one."""
-
-    async def load() -> bytes:
-        return b"x" * of_guard
-
     make = partial(RedisStore, redis_url, deadline=5, connect_timeout=5, max_bytes=of_store)
     loads = 0
     for _ in range(2):
         async with Guard(make, namespace=namespace, max_bytes=of_guard) as guard:
-            await guard.fetch("menu-7", load, l2_ttl=60, returns=bytes)
+            await guard.fetch("menu-7", returning(b"x" * of_guard), l2_ttl=60, returns=bytes)
             loads += guard.stats().loads
 
     assert 1 == loads

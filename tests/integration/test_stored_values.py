@@ -10,6 +10,7 @@ import attrs
 import msgspec
 import pydantic
 import pytest
+from loaders import refuse, returning
 
 from stampede_guard import Guard
 
@@ -87,15 +88,8 @@ VALUES: list[tuple[Any, Any]] = [
 @pytest.mark.parametrize(("annotation", "value"), VALUES, ids=[str(annotation) for annotation, _ in VALUES])
 async def test_values_come_back_from_the_store(annotation: Any, value: Any, make_guard: MakeGuard) -> None:
     """Another guard reads an equal value of the same type."""
-
-    async def load() -> Any:
-        return value
-
-    async def refuse() -> Any:
-        raise AssertionError("loaded")
-
     async with make_guard() as first, make_guard() as second:
-        await first.fetch("menu-7", load, l2_ttl=60, returns=annotation)
+        await first.fetch("menu-7", returning(value), l2_ttl=60, returns=annotation)
         answer = await second.fetch("menu-7", refuse, l2_ttl=60, returns=annotation)
 
     assert value == answer
@@ -108,12 +102,9 @@ async def test_changed_annotation_is_a_miss(make_guard: MakeGuard) -> None:
     async def load_old() -> dict[str, str]:
         return {"name": "soup"}
 
-    async def load_new() -> Dish:
-        return DISH
-
     async with make_guard() as old, make_guard() as new:
         await old.fetch("menu-7", load_old, l2_ttl=60, returns=dict[str, str])
-        answer = await new.fetch("menu-7", load_new, l2_ttl=60, returns=Dish)
+        answer = await new.fetch("menu-7", returning(DISH), l2_ttl=60, returns=Dish)
 
     assert answer == DISH
     assert (0, 0, 1) == (new.stats().l2_undecodable, new.stats().l2_hits, new.stats().l2_misses)

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from loaders import refuse, returning
 from observing import commands_run, load_scripts
 from redis.asyncio import Redis
 from waiting import until
@@ -21,12 +22,8 @@ DAY = 86_400
 
 async def ask(guard: Guard, answer: str, op: str = "menu-7", *tags: str, **options: Any) -> str:
     """Call for what is in the store, or else loaded as *answer*; not remembered in memory."""
-
-    async def load() -> str:
-        return answer
-
     options = {"l2_ttl": 60, "returns": str, **options}
-    return await guard.fetch(op, load, tags=tags, **options)
+    return await guard.fetch(op, returning(answer), tags=tags, **options)
 
 
 async def ask_all(guard: Guard, answer: str, number: int) -> list[str]:
@@ -225,23 +222,15 @@ async def test_what_is_no_tag_cannot_be_invalidated(tag: Any) -> None:
 @pytest.mark.parametrize("tags", ["menus", ("",), (7,), [["menus"]], {"menus"}, ("tag",) * 17])
 async def test_bad_tags_of_a_fetch(tags: Any) -> None:
     """`fetch` refuses what a decorated function's tags could not be, too many among them, before it loads."""
-
-    async def load() -> str:
-        raise AssertionError("loaded")
-
     with pytest.raises(InvalidKey, match="tags"):
-        await Guard().fetch("menu-7", load, tags=tags)
+        await Guard().fetch("menu-7", refuse, tags=tags)
 
 
 @pytest.mark.parametrize("tags", ["menus", ("",), (7,), ("tag",) * 17, ("menu-{menu_id}",)])
 def test_bad_tags_of_a_function(tags: Any) -> None:
     """A decorated function's tags are checked when it is decorated."""
-
-    async def load() -> str:
-        raise AssertionError("loaded")
-
     with pytest.raises(InvalidKey, match="tag"):
-        coalesce("menu", tags=tags)(load)
+        coalesce("menu", tags=tags)(refuse)
 
 
 async def test_sixteen_tags_are_kept(pair: Pair) -> None:

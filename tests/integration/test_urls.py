@@ -11,7 +11,7 @@ import trustme
 from redis.asyncio.connection import Connection, SSLConnection, UnixDomainSocketConnection
 
 from demo_api.servers import HOST, ValkeyServer, valkey_server
-from stampede_guard import ConfigurationError
+from stampede_guard import ConfigurationError, Guard
 from stampede_guard.stores._redis.node import ConnectionLimits
 from stampede_guard.stores._redis.topology.factory import make_topology
 from stampede_guard.stores._redis.urls import parse_url
@@ -118,7 +118,7 @@ def test_rediss_checks_certificates(url: str) -> None:
 def test_bad_url_is_refused_without_quoting_it(url: str, reason: str) -> None:
     """A wrong URL is an error that says what is wrong, and shows no part that could be a password."""
     with pytest.raises(ConfigurationError, match=reason) as refusal:
-        parse_url(url)
+        Guard(url)
 
     error: BaseException | None = refusal.value
     while error is not None:

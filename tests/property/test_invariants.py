@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from inside import timers_of
 from leasing import LeasingDouble, Server
+from loaders import returning
 
 import stampede_guard
 from stampede_guard import Guard, InvalidationPending, LoadCancelled, Scoreboard
@@ -656,12 +657,10 @@ async def test_i7_namespaces_and_ops_do_not_run_together(theirs: tuple[str, str]
     store = FaultStore(clock)
 
     async def ask(namespace: str, op: str) -> str:
-        async def load() -> str:
-            return f"{op} of {namespace}"
 
         try:
             async with Guard(lambda: store, namespace=namespace, clock=clock) as guard:
-                return await guard.fetch(op, load, l2_ttl=60, returns=str)
+                return await guard.fetch(op, returning(f"{op} of {namespace}"), l2_ttl=60, returns=str)
         except stampede_guard.ConfigurationError:
             return f"{op} of {namespace}"
 

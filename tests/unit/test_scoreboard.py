@@ -11,6 +11,7 @@ from weakref import WeakSet, ref
 
 import pytest
 from inside import timers_of, untyped
+from loaders import returning
 
 from stampede_guard import (
     ConfigurationError,
@@ -104,10 +105,7 @@ async def test_eager_or_not_an_immediate_load_leaves_nothing() -> None:
     """A load that never waits may land inside its task's creation; its flight is gone all the same."""
     board = Scoreboard()
 
-    async def load() -> str:
-        return "soup"
-
-    answer = await board.debounce(OP, load)
+    answer = await board.debounce(OP, returning("soup"))
 
     assert ("soup", {}, set(), 0) == (answer, board.flights, board.up, board.stats().in_flight)
 
@@ -424,12 +422,9 @@ async def test_task_that_launches_the_load_that_started_it_anew() -> None:
 
     async def load() -> str:
         board.forget(OP)
-        started.append(asyncio.create_task(board.debounce(OP, anew)))
+        started.append(asyncio.create_task(board.debounce(OP, returning("new"))))
         await gate.passage()
         return "old"
-
-    async def anew() -> str:
-        return "new"
 
     call = asyncio.create_task(board.debounce(OP, load))
     await gate.arrivals(1)
@@ -525,10 +520,7 @@ async def test_same_op_on_another_scoreboard_is_no_circle() -> None:
     """Ops are a scoreboard's own: the load of one may ask another for what has the same name."""
     ours, theirs = Scoreboard(), Scoreboard()
 
-    async def load() -> str:
-        return "soup"
-
-    assert "soup" == await ours.debounce(OP, lambda: theirs.debounce(OP, load))
+    assert "soup" == await ours.debounce(OP, lambda: theirs.debounce(OP, returning("soup")))
 
 
 async def test_load_that_no_longer_waits_is_no_part_of_a_circle(pause: Pause) -> None:
@@ -642,15 +634,12 @@ def test_loop_closed_over_a_load(make_loop: MakeLoop) -> None:
     board, first, second = Scoreboard(), make_loop(), make_loop()
     gate = Gate()
 
-    async def load() -> str:
-        return "soup"
-
     call = first.create_task(board.debounce(OP, gated(gate)))
     first.run_until_complete(gate.arrivals(1))
     (flight,) = board.up
     loader = flight.task
     first.close()
-    answer = second.run_until_complete(board.debounce(OP, load))
+    answer = second.run_until_complete(board.debounce(OP, returning("soup")))
 
     assert ("soup", 0, set()) == (answer, board.stats().in_flight, board.up)
     for lost in map(untyped, (call, loader)):
@@ -695,11 +684,8 @@ async def test_load_that_is_over_when_its_task_is_created() -> None:
     board, loop = Scoreboard(), asyncio.get_running_loop()
     factory = loop.get_task_factory()
 
-    async def load() -> str:
-        return "soup"
-
     loop.set_task_factory(at_once)
-    answer = await board.debounce(OP, load)
+    answer = await board.debounce(OP, returning("soup"))
     loop.set_task_factory(factory)
 
     assert ("soup", {}, set(), 0) == (answer, board.flights, board.up, board.stats().in_flight)
