@@ -94,9 +94,11 @@ def faults(session: nox.Session) -> None:
 
 @nox.session
 def fuzz(session: nox.Session) -> None:
-    """Compare both forms of the hot path, C and Python, by random steps; `-- --seconds 600`."""
+    """Compare both forms of the hot path by random steps, `-- --seconds 600`; and try the properties for longer."""
     session.install("-e", ".[dev]")
     session.run("python", "tests/fuzz_forms.py", *session.posargs)
+    in_parallel = ("--numprocesses=3", "--dist=load")
+    session.run("pytest", "tests/property", *in_parallel, "--timeout=600", env={"TIMES_EXAMPLES": "5"})
 
 
 @nox.session

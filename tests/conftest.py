@@ -1,5 +1,6 @@
 """What the tests share: real servers, started when the first test needs one; a clock; what is logged."""
 
+import gc
 import logging
 import os
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
@@ -89,3 +90,9 @@ def logged(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
 def no_echoes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let no guard send echoes or repeat invalidations by itself."""
     monkeypatch.setattr(backplane, "_ECHO_PERIOD", 3_600.0)
+
+
+def pytest_collection_finish() -> None:
+    """Let no garbage collection look at the modules and tests that are there from the start: many tests collect."""
+    gc.collect()
+    gc.freeze()

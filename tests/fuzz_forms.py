@@ -15,7 +15,8 @@ import asyncio
 import gc
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
 from math import inf, nan
@@ -342,15 +343,26 @@ class Bound:
         return self._function(*args, **kwargs)
 
 
+@contextmanager
+def new_garbage() -> Iterator[None]:
+    """Let no collection look at what was there before; what is frozen already stays so."""
+    was_frozen = gc.get_freeze_count() > 0
+    gc.freeze()
+    try:
+        yield
+    finally:
+        if not was_frozen:
+            gc.unfreeze()
+
+
 def difference(fast: ModuleType, seed: int, steps: int = STEPS) -> str | None:
     """Return where the two forms part in the story of *seed*; `None` if they do not. Only within a loop."""
     was_enabled = gc.isenabled()
     gc.disable()  # only when a step says so: both forms allocate at other times
-    gc.freeze()  # what was there before is no garbage, and need not be looked at
     try:
-        ours, theirs = [Story(form, seed).tell(steps) for form in (pure, fast)]
+        with new_garbage():
+            ours, theirs = [Story(form, seed).tell(steps) for form in (pure, fast)]
     finally:
-        gc.unfreeze()
         if was_enabled:
             gc.enable()
     for at, (mine, other) in enumerate(zip(ours, theirs, strict=False)):
@@ -362,12 +374,11 @@ def difference(fast: ModuleType, seed: int, steps: int = STEPS) -> str | None:
 def collecting(fast: ModuleType, seed: int, steps: int = STEPS) -> None:
     """Tell the story of *seed* in the compiled form while garbage is collected at nearly each allocation."""
     thresholds = gc.get_threshold()
-    gc.freeze()
     gc.set_threshold(1)
     try:
-        Story(fast, seed).tell(steps)
+        with new_garbage():
+            Story(fast, seed).tell(steps)
     finally:
-        gc.unfreeze()
         gc.set_threshold(*thresholds)
 
 

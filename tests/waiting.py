@@ -12,6 +12,12 @@ async def eventually(is_so: Callable[[], object]) -> None:
             await asyncio.sleep(0)
 
 
+async def ticks(number: int) -> None:
+    """Let so many iterations of the event loop pass."""
+    for _ in range(number):
+        await asyncio.sleep(0)
+
+
 async def until(is_so: Callable[[], object], what: str, deadline: float = 15.0) -> float:
     """Poll *is_so* until it holds; return the seconds that it took."""
     started_at = monotonic()

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from .options import Options
+from .options import SHORTEST_WINDOW, Options
 
 PREBUILT: Final = "prebuilt"
 # At this share of the server's ceiling, a slow answer is due to a stampede and not to a queue.
@@ -63,4 +63,4 @@ def plan(options: Options) -> list[Run]:
 
 def _seconds(mode: str, options: Options) -> float:
     # Half the time suffices for the prebuilt bytes, because they come from no cache.
-    return max(options.seconds / 2, 1.0) if mode == PREBUILT else options.seconds
+    return max(options.seconds / 2, SHORTEST_WINDOW) if mode == PREBUILT else options.seconds

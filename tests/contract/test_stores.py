@@ -481,7 +481,7 @@ async def test_old_value_that_was_seen(rig: Rig) -> None:
 @pytest.mark.parametrize(
     ("left", "stale", "is_found"), [(60, 0, True), (60, 10, True), (5, 10, True), (3, 10, False), (0, 0, False)]
 )
-async def test_refresh_gets_what_it_is_to_replace(left: float, stale: float, is_found: bool, rig: Rig) -> None:  # noqa: FBT001
+async def test_refresh_gets_what_it_is_to_replace(left: float, stale: float, is_found: bool, rig: Rig) -> None:
     """Beside the lease it gets the value, fresh or old, unless that is too old."""
     envelope = await rig.put(THEIRS, left, stale) if left else None
 
@@ -552,7 +552,7 @@ async def test_value_is_stale_after_a_soft_invalidation(left: float, stale: floa
 
 
 @pytest.mark.parametrize("is_refilled", [False, True])
-async def test_i3_fill_after_a_soft_invalidation_is_refused(is_refilled: bool, rig: Rig) -> None:  # noqa: FBT001
+async def test_i3_fill_after_a_soft_invalidation_is_refused(is_refilled: bool, rig: Rig) -> None:
     """A load that began before loses its lease, also when another flight has stored since; the stale value stays."""
     await rig.put(OTHERS, 60, 10)
     await rig.acquire(MINE, reject=b"=" + OTHERS.encode())
@@ -566,7 +566,7 @@ async def test_i3_fill_after_a_soft_invalidation_is_refused(is_refilled: bool, r
 
 
 @pytest.mark.parametrize(("version", "is_stored"), [(6, False), (7, True)])
-async def test_soft_invalidation_with_a_version(version: int, is_stored: bool, rig: Rig) -> None:  # noqa: FBT001
+async def test_soft_invalidation_with_a_version(version: int, is_stored: bool, rig: Rig) -> None:
     """Lower versions are not stored from then on, also in place of the stale value."""
     await rig.put(THEIRS, 60, 10)
     await rig.invalidate(7, is_soft=True)

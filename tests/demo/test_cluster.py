@@ -1,11 +1,9 @@
 import argparse
 import itertools
 import json
-import os
 import re
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -28,29 +26,22 @@ from demo_api.servers import free_port
 # Each run boots several processes, twice.
 pytestmark = pytest.mark.timeout(180)
 
-COMMAND = (sys.executable, "-m", "demo_api", "cluster", "--users=20", "--restaurants=2")
 Demonstrate = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture
-def environment(redis_url: str, menus_url: str) -> dict[str, str]:
-    """Variables for a demonstration on the tests' servers, with lives of entries that a short run sees the end of."""
-    lives = {"L1_TTL": "0.3", "L2_TTL": "0.6"}
-    return {**os.environ, **lives, "REDIS_URL": redis_url, "DATABASE_URL": menus_url, "COLUMNS": "120"}
+def command(brief: tuple[str, ...]) -> tuple[str, ...]:
+    """The command, with a small load."""
+    return (*brief, "cluster", "--users=20", "--restaurants=2", "--seconds=0.8")
 
 
 @pytest.fixture
-def demonstrate(environment: dict[str, str]) -> Demonstrate:
+def demonstrate(command: tuple[str, ...], environment: dict[str, str]) -> Demonstrate:
     """Runs the command with these flags and further variables."""
 
     def run(*flags: str, **variables: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [*COMMAND, *flags],
-            env=environment | variables,
-            cwd=REPOSITORY,
-            capture_output=True,
-            text=True,
-            check=False,
+            [*command, *flags], env=environment | variables, cwd=REPOSITORY, capture_output=True, text=True, check=False
         )
 
     return run
@@ -160,7 +151,7 @@ def test_every_worker_is_counted(tmp_path: Path) -> None:
 
 def test_instances_load_once_for_all(demonstrate: Demonstrate) -> None:
     """With the lease, two instances together load a menu once per expiry, as is promised, and no request fails."""
-    finished = demonstrate("--instances=2", "--seconds=2")
+    finished = demonstrate("--instances=2")
 
     loads = row(finished.stdout, "Loads per menu and expiry")
     assert 0 == finished.returncode, finished.stdout + finished.stderr
@@ -173,7 +164,7 @@ def test_instances_load_once_for_all(demonstrate: Demonstrate) -> None:
 @pytest.mark.long
 def test_workers_load_once_for_all(demonstrate: Demonstrate) -> None:
     """So do the workers of one instance, which are all counted."""
-    finished = demonstrate("--workers=2", "--seconds=2")
+    finished = demonstrate("--workers=2")
 
     assert 0 == finished.returncode, finished.stdout + finished.stderr
     assert "1 instance with 2 workers" in finished.stdout
@@ -183,17 +174,19 @@ def test_workers_load_once_for_all(demonstrate: Demonstrate) -> None:
 
 def test_absent_redis_is_named(demonstrate: Demonstrate) -> None:
     """Without the Redis of the URL nothing can be shown, and the message says which variable is wrong."""
-    finished = demonstrate("--instances=2", "--seconds=2", REDIS_URL=f"redis://127.0.0.1:{free_port()}/0")
+    finished = demonstrate("--instances=2", REDIS_URL=f"redis://127.0.0.1:{free_port()}/0")
 
     assert 1 == finished.returncode
     assert finished.stderr.endswith("check REDIS_URL\n")
     assert "Traceback" not in finished.stderr
 
 
-def test_interrupt_stops_everything_and_prints_what_is_finished(environment: dict[str, str], tmp_path: Path) -> None:
+def test_interrupt_stops_everything_and_prints_what_is_finished(
+    command: tuple[str, ...], environment: dict[str, str], tmp_path: Path
+) -> None:
     """Ctrl-C ends all processes of the demonstration, and the finished run is shown."""
     with subprocess.Popen(
-        [*COMMAND, "--instances=2", "--seconds=2"],
+        [*command, "--instances=2"],
         env={**environment, "TMPDIR": str(tmp_path)},
         cwd=REPOSITORY,
         stdout=subprocess.PIPE,
@@ -209,6 +202,6 @@ def test_interrupt_stops_everything_and_prints_what_is_finished(environment: dic
 
     assert 130 == process.returncode
     assert [] == psutil.wait_procs(children, timeout=30)[1]
-    assert "2 instances, L2 TTL 0.6 s" in printed
+    assert "2 instances, L2 TTL 0.2 s" in printed
     assert "lease on" not in printed.splitlines()[-5]
     assert [] == list(tmp_path.iterdir())

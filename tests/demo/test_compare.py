@@ -1,10 +1,8 @@
 import argparse
 import json
-import os
 import re
 import signal
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -23,23 +21,16 @@ from demo_api.compare.targets import targets
 # The tiny comparison takes its half a minute in whichever test is the first to ask for it.
 pytestmark = pytest.mark.timeout(180)
 
-COMMAND = (sys.executable, "-m", "demo_api", "compare")
+SECONDS = 0.4
 
 
 @pytest.fixture(scope="module")
-def environment(redis_url: str, menus_url: str) -> dict[str, str]:
-    """Variables for a comparison on the tests' servers, with lives of entries that a short run sees the end of."""
-    lives = {"L1_TTL": "0.3", "L2_TTL": "0.6"}
-    return {**os.environ, **lives, "REDIS_URL": redis_url, "DATABASE_URL": menus_url, "COLUMNS": "120"}
-
-
-@pytest.fixture(scope="module")
-def report(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def report(brief: tuple[str, ...], environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the report on a tiny comparison: one mode, and the ceiling."""
     folder = tmp_path_factory.mktemp("report")
-    flags = ("--seconds=1", "--users=10", "--restaurants=3", "--modes=on", f"--output={folder}")
+    flags = (f"--seconds={SECONDS}", "--users=10", "--restaurants=3", "--modes=on", f"--output={folder}")
     finished = subprocess.run(
-        [*COMMAND, *flags], env=environment, cwd=REPOSITORY, capture_output=True, text=True, check=False
+        [*brief, "compare", *flags], env=environment, cwd=REPOSITORY, capture_output=True, text=True, check=False
     )
     assert 0 == finished.returncode, finished.stdout + finished.stderr
     (folder / "printed.txt").write_text(finished.stdout)
@@ -170,7 +161,7 @@ def test_constant_rate_is_the_same_for_all(results: Any) -> None:
     """At the constant rate each mode is asked as often, at the announced share of the ceiling."""
     requests = [run["requests"] for run in results["runs"] if run["shape"] == "constant rate"]
 
-    assert requests == pytest.approx([results["rate"]] * 2, rel=0.1)
+    assert requests == pytest.approx([SECONDS * results["rate"]] * 2, rel=0.1)
 
 
 def test_page_opens_offline(report: Path) -> None:
@@ -197,11 +188,13 @@ def test_terminal(report: Path) -> None:
     assert "cores of one machine" in " ".join(printed.split())
 
 
-def test_interrupt_stops_everything_and_prints_what_is_finished(environment: dict[str, str], tmp_path: Path) -> None:
+def test_interrupt_stops_everything_and_prints_what_is_finished(
+    brief: tuple[str, ...], environment: dict[str, str], tmp_path: Path
+) -> None:
     """Ctrl-C ends all processes of the comparison, and the finished runs are shown."""
-    flags = ("--seconds=1", "--users=5", "--restaurants=3", "--modes=on", f"--output={tmp_path}")
+    flags = (f"--seconds={SECONDS}", "--users=5", "--restaurants=3", "--modes=on", f"--output={tmp_path}")
     with subprocess.Popen(
-        [*COMMAND, *flags], env=environment, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True
+        [*brief, "compare", *flags], env=environment, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout is not None
         printed = process.stdout.readline()  # the first run has finished, and the second one begins

@@ -9,6 +9,9 @@ import pytest
 
 from demo_api.compare.measurement import Samples
 
+# A timetable, not the closed loop: what a fault does to requests shows as well in a hundred a second.
+GENTLY = {"-u": 1, "--rate": 100, "--connections": 10}
+
 Flags = dict[str, object]
 Locust = Callable[[str, Flags], subprocess.Popen[str]]
 
@@ -30,7 +33,7 @@ def own_stage(menus_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_fault_fails_no_request(scenario: str, flags: Flags, own_stage: None, locust: Locust, recorded: Path) -> None:
     """Redis goes away in the middle of the run: every answer is right, and Redis is read before and after."""
-    process = locust(scenario, {"--before": 1, "--window": 6, **flags})
+    process = locust(scenario, {**GENTLY, "--before": 1, "--window": 6, **flags})
     said, _ = process.communicate()
 
     samples = Samples.read(recorded)
@@ -52,7 +55,7 @@ def test_fault_fails_no_request(scenario: str, flags: Flags, own_stage: None, lo
 )
 def test_fault_that_shows_nothing(flags: Flags, said: str, own_stage: None, locust: Locust) -> None:
     """Failed requests, a window that is too short, and several processes end with an exit code and a reason."""
-    process = locust("redis_outage", {"--before": 0.2, "--outage": 0.2, "--window": 2, **flags})
+    process = locust("redis_outage", {**GENTLY, "--before": 0.2, "--outage": 0.2, "--window": 2, **flags})
     printed, _ = process.communicate()
 
     assert 1 == process.returncode, printed
@@ -67,7 +70,7 @@ def test_interrupted_fault_leaves_nothing_behind(
     (tmp_path / "folders").mkdir()
     monkeypatch.setenv("TMPDIR", str(tmp_path / "folders"))
 
-    process = locust("redis_outage", {"--before": 0.2, "--outage": 60, "--window": 60})
+    process = locust("redis_outage", {**GENTLY, "--before": 0.2, "--outage": 60, "--window": 60})
     assert process.stdout is not None
     for line in process.stdout:
         if "during the fault" in line:

@@ -14,8 +14,10 @@ from demo_api.compare.service import Service, running_service
 from demo_api.servers import ServerUrls, free_port, wait_until
 
 SCENARIOS = ("cold_boot", "warmed_up", "hot_key", "mixed_ids", "rolling_restart")
-WINDOW = 0.5
 Flags = dict[str, object]
+
+WINDOW = 0.5
+GENTLY: Flags = {"--rate": 20, "--connections": 4}  # for each user
 Locust = Callable[[str, Flags], subprocess.Popen[str]]
 
 
@@ -149,7 +151,7 @@ def test_hot_key_prefers_the_first_ids(locust: Locust) -> None:
 
 def test_distributed(service: Service, locust: Locust, tmp_path: Path) -> None:
     """With `--processes`, each worker sends its share and records its own samples."""
-    process = locust("cold_boot", {"--host": service.url, "--processes": 2, "--run-time": 2})
+    process = locust("cold_boot", {"--host": service.url, "--processes": 2, "--run-time": 2, **GENTLY})
     said, _ = process.communicate()
 
     counts = [len(Samples.read(path).latency) for path in sorted(tmp_path.glob("samples.f64.*"))]
@@ -164,7 +166,10 @@ def test_rolling_restart_loses_no_request(
     """While one of two service processes stops, its users go on with the other one."""
     before = service.counts()
     with running_service("on", servers, tmp_path / "log") as first:
-        process = locust("rolling_restart", {"--host": first.url, "--hosts": service.url, "--window": 2})
+        process = locust(
+            "rolling_restart",
+            {"--host": first.url, "--hosts": service.url, "--window": 2, **GENTLY},
+        )
         wait_until(lambda: first.counts().calls > 0, "the first service to be asked", deadline=30)
     process.communicate()
 

@@ -25,7 +25,7 @@ MakeSettings = Callable[..., Settings]
 Serve = Callable[[Settings], AbstractContextManager[str]]
 
 EVERY_MODE = pytest.mark.parametrize("mode", ["off", "aiocache", "on"])
-READERS = 200
+READERS = 50
 
 
 @pytest.fixture
@@ -111,7 +111,7 @@ async def read_at_once(settings: Settings, url: str, loads: int) -> tuple[list[h
 
 
 async def test_concurrent_reads_of_a_cold_menu_cost_one_query(make_settings: MakeSettings, serve: Serve) -> None:
-    """Two hundred readers who find nothing cached share one query."""
+    """Fifty readers who find nothing cached share one query."""
     settings = make_settings(guard="on")
     with serve(settings) as url:
         responses, queries = await read_at_once(settings, url, loads=1)
@@ -122,7 +122,7 @@ async def test_concurrent_reads_of_a_cold_menu_cost_one_query(make_settings: Mak
 
 
 async def test_without_the_guard_each_of_them_queries(make_settings: MakeSettings, serve: Serve) -> None:
-    """The same readers cost two hundred queries when the guard is off."""
+    """The same readers cost fifty queries when the guard is off."""
     settings = make_settings(guard="off")
     with serve(settings) as url:
         responses, queries = await read_at_once(settings, url, loads=READERS)

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 from proxying import Hook, Wire, passes, runs
 from redis.asyncio import Redis
+from waiting import ticks
 
 from demo_api.servers import ValkeyServer
 from stampede_guard import Guard, InvalidationPending
@@ -63,12 +64,6 @@ def cut(wire: Wire, script: Script) -> Hook:
         return request
 
     return reset
-
-
-async def turns(number: int = 50) -> None:
-    """Let everything that can go on do so."""
-    for _ in range(number):
-        await asyncio.sleep(0)
 
 
 async def script_calls(admin: Redis) -> int:
@@ -195,7 +190,7 @@ async def test_i3_fill_on_its_way_is_undone(wire: Wire, guard: Guard, namespace:
 
     menu.version = "new"
     invalidating = asyncio.create_task(guard.invalidate("menu-7"))
-    await turns()
+    await ticks(50)
     gate.open()
     await invalidating
 
@@ -215,10 +210,10 @@ async def test_i3_reader_during_an_invalidation_keeps_no_old_value(wire: Wire, g
 
     menu.version = "new"
     invalidating = asyncio.create_task(guard.invalidate("menu-7"))
-    await turns()
+    await ticks(50)
     wire.on_request = hold_read  # the late reader's own question overtakes nothing
     reading = asyncio.create_task(ask(guard, menu, ttl=60))
-    await turns()
+    await ticks(50)
     set_gate.open()
     await filling
     read_gate.open()
@@ -335,7 +330,7 @@ async def test_later_invalidation_is_not_confirmed_by_an_earlier_ones_answer(
     await replied.wait()  # deleted, but the answer is still under way
     await admin.set(f"sg1:{{{namespace}:menu-7}}:v", b"elsewhere's fill of the old value", ex=60)
     second = asyncio.create_task(guard.invalidate("menu-7"))
-    await turns()
+    await ticks(50)
     wire.on_request = cut(wire, INVALIDATE)
     gate.open()
     await asyncio.wait([first, second])

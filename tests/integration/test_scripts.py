@@ -387,7 +387,7 @@ async def test_envelope_that_is_not_whole_is_replaced(
 )
 async def test_lease_has_the_number_of_failures(  # noqa: PLR0917  # fixtures
     there: str | None,
-    is_refresh: bool,  # noqa: FBT001
+    is_refresh: bool,
     then: str,
     acquire: Run,
     admin: Redis,
@@ -513,11 +513,7 @@ async def test_soft_invalidation_rewrites_what_is_left(  # noqa: PLR0917  # fixt
 )
 @pytest.mark.parametrize("is_lasting", [False, True])
 async def test_soft_invalidation_of_what_has_no_window(
-    found: bytes,
-    is_lasting: bool,  # noqa: FBT001
-    invalidate: Run,
-    admin: Redis,
-    key: str,
+    found: bytes, is_lasting: bool, invalidate: Run, admin: Redis, key: str
 ) -> None:
     """It is deleted, as is a value that would never expire: that is not one of ours."""
     await admin.set(f"{key}:v", seal("menus:menu-7", b"soup", MINE, stale=9) if is_lasting else found)

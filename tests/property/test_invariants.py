@@ -13,11 +13,13 @@ from typing import Any
 from weakref import ref
 
 import pytest
+from examples import examples
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from inside import timers_of
 from leasing import LeasingDouble, Server
 from loaders import returning
+from waiting import ticks
 
 import stampede_guard
 from stampede_guard import Guard, InvalidationPending, LoadCancelled, Scoreboard
@@ -33,13 +35,7 @@ Pause = Callable[[], Awaitable[None]]
 OP = "menu-7"
 BOTH: dict[str, Any] = {"ttl": 60, "l2_ttl": 60, "returns": str}
 
-OFTEN = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
-
-
-async def ticks(number: int) -> None:
-    """Let so many iterations of the loop pass."""
-    for _ in range(number):
-        await asyncio.sleep(0)
+OFTEN = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 
 
 class SlowStore(FaultStore):
@@ -228,7 +224,7 @@ class Story:
         return call
 
 
-@settings(OFTEN, max_examples=300)
+@settings(OFTEN, max_examples=examples(100))
 @given(
     before=st.integers(0, 4),
     when=st.integers(0, 40),
@@ -332,7 +328,7 @@ class FleetStory:
         return answers
 
 
-@settings(OFTEN, max_examples=200)
+@settings(OFTEN, max_examples=examples(80))
 @given(
     pace=st.tuples(st.integers(0, 12), st.integers(0, 3)),
     costs=st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=5), min_size=2, max_size=2),
@@ -561,7 +557,7 @@ TROUBLES = [OSError("reset"), Refused("OOM"), TimeoutError(), AttributeError("a 
 
 
 @pytest.mark.usefixtures("_hasty")
-@settings(OFTEN, max_examples=150)
+@settings(OFTEN, max_examples=examples(75))
 @given(
     story=st.lists(
         st.tuples(

@@ -5,8 +5,10 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import pytest
+from examples import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from waiting import ticks
 
 from stampede_guard import Overloaded, RecursiveLoad, Scoreboard
 from stampede_guard._flights.flight import Flight
@@ -21,9 +23,7 @@ OPS = "abcdef"
 PATIENCE = 2_000  # iterations of the loop in which everything has to have ended
 
 OFTEN = settings(
-    deadline=None,
-    max_examples=300,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+    max_examples=examples(100), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 
 
@@ -50,20 +50,14 @@ class Call(NamedTuple):
 
 limits = st.sampled_from([None, None, 1, 1, 2])
 bounds = st.sampled_from([None, None, 0, 1, 3])
-ticks = st.integers(0, 6)
+delays = st.integers(0, 6)
 recipes = st.builds(
     Recipe,
-    st.lists(st.tuples(ticks, st.lists(st.sampled_from(OPS), max_size=3)), max_size=3),
+    st.lists(st.tuples(delays, st.lists(st.sampled_from(OPS), max_size=3)), max_size=3),
     st.sampled_from(["finish", "cancel"]),
 )
 menus = st.fixed_dictionaries(dict.fromkeys(OPS, recipes))
-callers = st.lists(st.builds(Call, st.sampled_from(OPS), ticks, st.none() | ticks), min_size=2, max_size=12)
-
-
-async def pass_ticks(number: int) -> None:
-    """Let so many iterations of the loop pass."""
-    for _ in range(number):
-        await asyncio.sleep(0)
+callers = st.lists(st.builds(Call, st.sampled_from(OPS), delays, st.none() | delays), min_size=2, max_size=12)
 
 
 class Kitchen:
@@ -109,7 +103,7 @@ class Kitchen:
 
     async def _load(self, recipe: Recipe, refused: type[Exception] = Overloaded) -> None:
         for after, ops in recipe.rounds:
-            await pass_ticks(after)
+            await ticks(after)
             self._asked_within.update(ops)
             outcomes = await asyncio.gather(*map(self.ask, ops), return_exceptions=True)
             for outcome in outcomes:
@@ -119,10 +113,10 @@ class Kitchen:
 
     async def serve(self, call: Call) -> None:
         """Let one caller come and perhaps leave."""
-        await pass_ticks(call.after)
+        await ticks(call.after)
         asking = asyncio.create_task(self.ask(call.op))
         if call.leaves is not None:
-            await pass_ticks(call.leaves)
+            await ticks(call.leaves)
             asking.cancel()
         outcomes = await asyncio.gather(asking, return_exceptions=True)
         assert isinstance(outcomes[0], RecursiveLoad | Overloaded | asyncio.CancelledError | None)
@@ -200,7 +194,7 @@ class Canteen:
             getattr(self, f"_{step.what}")(step.line, loads[step.number % len(loads)])
             self.began.clear()
             refused = len(self.refused)
-            await pass_ticks(6)
+            await ticks(6)
             self._check(step, waiting, self.refused[refused:])
 
     def _come(self, line: str, _: str) -> None:

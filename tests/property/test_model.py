@@ -6,7 +6,8 @@ import sys
 from dataclasses import dataclass, field
 from typing import Any
 
-from hypothesis import HealthCheck, settings
+from examples import examples
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from inside import timers_of
@@ -303,7 +304,7 @@ class GuardMachine(RuleBasedStateMachine):
         assert (set(), [], []) == (left, timers, self.complaints)
 
 
-OFTEN = settings(max_examples=100, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+OFTEN = settings(max_examples=examples(50), stateful_step_count=40)
 
 TestGuardMachine = GuardMachine.TestCase
 TestGuardMachine.settings = OFTEN

@@ -5,9 +5,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from unittest.mock import patch
 
+from examples import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from leasing import LeasingDouble, Server
+from waiting import ticks
 
 from stampede_guard import Guard, InvalidationPending
 from stampede_guard import _path as course_module
@@ -20,12 +22,6 @@ MakeLoop = Callable[[], asyncio.AbstractEventLoop]
 
 OP = "menu-7"
 TROUBLES = (None, TimeoutError(), ConnectionError("gone"), Refused("OOM"))
-
-
-async def ticks(number: int) -> None:
-    """Let so many iterations of the loop pass."""
-    for _ in range(number):
-        await asyncio.sleep(0)
 
 
 def no_pauses() -> Iterator[float]:
@@ -166,7 +162,7 @@ ACTS = [
 
 @settings(
     deadline=None,
-    max_examples=150,
+    max_examples=examples(75),
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(

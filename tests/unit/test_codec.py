@@ -267,7 +267,7 @@ def test_anything_and_aliases(annotation: Any, value: Any) -> None:
     ],
     ids=str,
 )
-def test_annotations_that_allow_anything(annotation: Any, allows_any: bool) -> None:  # noqa: FBT001
+def test_annotations_that_allow_anything(annotation: Any, allows_any: bool) -> None:
     """Whether some part of a value may be anything is known, since then no value says anything of the next."""
     assert allows_any == untyped(codec_for(annotation)).allows_any
 

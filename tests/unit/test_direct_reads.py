@@ -236,7 +236,7 @@ class Recording:
 
 @pytest.mark.parametrize("option", ["inherit_context", "vary", "neither"])
 @pytest.mark.parametrize("is_there", [True, False])
-async def test_contexts(option: str, is_there: bool, process: Process) -> None:  # noqa: FBT001
+async def test_contexts(option: str, is_there: bool, process: Process) -> None:
     """Whether its flight has a task or not: codec and loader see what they may of the caller's context."""
     if is_there:
         process.put(b"stored")
@@ -332,7 +332,7 @@ async def test_miss_asks_once(process: Process) -> None:
 
 
 @pytest.mark.parametrize("has_more", [True, False])
-async def test_somebody_else_loads(has_more: bool, process: Process) -> None:  # noqa: FBT001
+async def test_somebody_else_loads(has_more: bool, process: Process) -> None:
     """Told by a look that another process is loading, a flight waits for that."""
     process.store.has_more = has_more
     process.server.leases[KEY] = THERE, False, process.clock() + 60
@@ -355,12 +355,7 @@ async def test_somebody_else_loads(has_more: bool, process: Process) -> None:  #
     ids=["undecodable", "marked otherwise", "larger than max_bytes"],
 )
 @pytest.mark.parametrize("begins", [True, False], ids=["begun", "in a task"])
-async def test_value_that_will_not_do(
-    payload: bytes,
-    options: dict[str, Any],
-    undecodable: int,
-    begins: bool,  # noqa: FBT001
-) -> None:
+async def test_value_that_will_not_do(payload: bytes, options: dict[str, Any], undecodable: int, begins: bool) -> None:
     """What the look cannot use is rejected, counted as in a task, and loaded anew."""
     process = Process(max_bytes=100)
     process.store.begins = begins
@@ -658,7 +653,7 @@ async def test_right_that_nobody_may_ask_about(why: str, process: Process, monke
 
 
 @pytest.mark.parametrize("is_there", [True, False])
-async def test_everybody_leaves_while_it_looks(is_there: bool, process: Process) -> None:  # noqa: FBT001
+async def test_everybody_leaves_while_it_looks(is_there: bool, process: Process) -> None:
     """It lands at once; its answer is heard all the same, and a right to load that it brings is given back."""
     if is_there:
         process.put()
@@ -718,7 +713,7 @@ def abort(flight: Flight[Any]) -> None:
 
 
 @pytest.mark.parametrize("has_task", [False, True], ids=["before its task is made", "before its task's first step"])
-async def test_flight_that_ends_right_after_the_answer(has_task: bool, process: Process) -> None:  # noqa: FBT001
+async def test_flight_that_ends_right_after_the_answer(has_task: bool, process: Process) -> None:
     """However close behind the answer: nothing is loaded for nobody, and the right is given back."""
     gate = process.store.gate = Gate()
     call = await process.looking(gate)
@@ -776,7 +771,7 @@ async def test_load_that_goes_on_after_its_flight(process: Process) -> None:
 
 
 @pytest.mark.parametrize("begins", [True, False], ids=["a look that is concluded", "in a task"])
-async def test_request_that_is_cancelled(begins: bool, process: Process) -> None:  # noqa: FBT001
+async def test_request_that_is_cancelled(begins: bool, process: Process) -> None:
     """A right that was asked for, and whose answer nobody waited for, is given back."""
     process.store.begins, process.store.has_more = begins, True
     gate = process.store.later = Gate()
@@ -826,7 +821,7 @@ async def never() -> str:
 
 
 @pytest.mark.parametrize("is_there", [True, False])
-async def test_exit_waits_for_those_who_look(is_there: bool, pause: Pause) -> None:  # noqa: FBT001
+async def test_exit_waits_for_those_who_look(is_there: bool, pause: Pause) -> None:
     """A guard that is left waits for flights that look, and for the loads that follow; nothing remains."""
     process = Process()
     if is_there:
@@ -984,7 +979,9 @@ class ScriptedRead:
         self.closed += 1
 
 
-def launch(board: Scoreboard, peek: ScriptedRead, load: Callable[..., Any] | None = None) -> tuple[Flight[str], Counters]:
+def launch(
+    board: Scoreboard, peek: ScriptedRead, load: Callable[..., Any] | None = None
+) -> tuple[Flight[str], Counters]:
     """Launch a flight that looks."""
     counters = Counters()
     flight = board.launch(OP, load or (lambda _: never()), counters, "finish", context=Context(), direct_read=peek)
@@ -1181,7 +1178,7 @@ async def test_batch_does_not_wait_for_a_hit_that_has_landed(process: Process, p
 
 
 @pytest.mark.parametrize("has_more", [True, False])
-async def test_batch_goes_without_who_waits_for_another_process(has_more: bool, process: Process) -> None:  # noqa: FBT001
+async def test_batch_goes_without_who_waits_for_another_process(has_more: bool, process: Process) -> None:
     """An id that somebody else is loading, as its look has told, keeps nobody waiting."""
     asked: list[list[int]] = []
     process.store.has_more = has_more

@@ -177,7 +177,7 @@ async def test_longest_line_gives_way(kitchens: MakeKitchen, pause: Pause) -> No
 
 
 @pytest.mark.parametrize("leaves_first", [True, False])
-async def test_load_that_has_left_makes_room(leaves_first: bool, kitchens: MakeKitchen, pause: Pause) -> None:  # noqa: FBT001
+async def test_load_that_has_left_makes_room(leaves_first: bool, kitchens: MakeKitchen, pause: Pause) -> None:
     """A load that leaves the longest line in the tick in which another comes is all that the line loses."""
     kitchen = kitchens(max_loads=1, max_queued=2)
     kitchen.ask(*of("crowd", 3))

@@ -495,7 +495,7 @@ async def test_answer_that_is_not_kept(clock: ManualClock) -> None:
 
 
 @pytest.mark.parametrize("isolate", [False, True])
-async def test_etag(isolate: bool, clock: ManualClock) -> None:  # noqa: FBT001
+async def test_etag(isolate: bool, clock: ManualClock) -> None:
     """The entity tag tells values apart, and is the same for equal ones; bytes that are kept are not decoded."""
     decoded: list[bytes] = []
 

@@ -59,7 +59,7 @@ async def test_a_guard_that_is_open_is_healthy(store: LeasingDouble, clock: Manu
 
 
 @pytest.mark.parametrize(("store", "is_healthy"), [(None, True), ("redis://localhost", False)])
-def test_health_needs_no_event_loop(store: str | None, is_healthy: bool) -> None:  # noqa: FBT001
+def test_health_needs_no_event_loop(store: str | None, is_healthy: bool) -> None:
     """Outside of any event loop, a guard is healthy if it needs no entering."""
     assert is_healthy is Guard(store).health().is_healthy
 
@@ -158,11 +158,7 @@ async def test_a_broken_bus(store: LeasingDouble, clock: ManualClock, monkeypatc
 
 @pytest.mark.parametrize("is_forgotten", [False, True], ids=["many", "too many to remember"])
 async def test_unconfirmed_invalidations(
-    is_forgotten: bool,  # noqa: FBT001
-    guard: Guard,
-    store: LeasingDouble,
-    clock: ManualClock,
-    monkeypatch: pytest.MonkeyPatch,
+    is_forgotten: bool, guard: Guard, store: LeasingDouble, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """More unconfirmed invalidations than a few are a reason, and so are those that could not be remembered."""
     monkeypatch.setattr(health, "_MANY_UNCONFIRMED", 2)

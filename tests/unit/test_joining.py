@@ -8,6 +8,7 @@ from typing import Any
 from weakref import ref
 
 import pytest
+from waiting import ticks
 
 from stampede_guard import Guard, RecursiveLoad, coalesce
 from stampede_guard.testing import Gate
@@ -15,12 +16,6 @@ from stampede_guard.testing import Gate
 OP = "menu-7"
 
 Change = Callable[[Guard, Any], Awaitable[object]]
-
-
-async def ticks() -> None:
-    """Let all tasks that can go on do so."""
-    for _ in range(5):
-        await asyncio.sleep(0)
 
 
 class Kitchen:
@@ -41,7 +36,7 @@ class Kitchen:
     async def crowd(self, number: int = 5) -> list[asyncio.Task[str]]:
         """Return callers who all wait: for a new flight, or for one that is up."""
         tasks = [asyncio.create_task(self.load(7)) for _ in range(number)]
-        await ticks()
+        await ticks(5)
         return tasks
 
 
@@ -73,13 +68,13 @@ async def test_landed_flight_is_not_joined() -> None:
         return Menu()
 
     tasks = [asyncio.create_task(load(7)) for _ in range(3)]
-    await ticks()
+    await ticks(5)
     gate.open()
     first = {id(menu) for menu in [await task for task in tasks]}
     gone = ref(tasks[0].result())
     tasks.clear()
     second = await load(7)
-    await ticks()
+    await ticks(5)
     gc.collect()
 
     assert len(first) == 1
@@ -102,7 +97,7 @@ async def _by_clearing(guard: Guard, load: Any) -> None:
 
 async def _by_refresh(guard: Guard, load: Any) -> None:
     asyncio.create_task(load.refresh(7)).add_done_callback(lambda _: None)
-    await ticks()
+    await ticks(5)
 
 
 async def _by_disabling(guard: Guard, load: Any) -> None:
@@ -152,7 +147,7 @@ async def test_what_only_looks_alike_is_not_joined() -> None:
         return menu_id
 
     tasks = [asyncio.create_task(load(menu_id)) for menu_id in (1, 1, 1, True, True, 1.0, "1")]
-    await ticks()
+    await ticks(5)
     gate.open()
 
     assert [(1, int), (1, int), (1, int), (True, bool), (True, bool), (1.0, float), ("1", str)] == [
@@ -171,7 +166,7 @@ async def test_loader_that_waits_for_itself_in_a_crowd() -> None:
         return await load(menu_id)
 
     tasks = [asyncio.create_task(load(7)) for _ in range(3)]
-    await ticks()
+    await ticks(5)
     gate.open()
 
     for task in tasks:

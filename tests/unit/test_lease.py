@@ -488,7 +488,7 @@ async def test_old_value_that_cannot_be_used(wrong: str, here: Process, server: 
 
 
 @pytest.mark.parametrize("is_old", [False, True])
-async def test_refresh_knows_what_it_is_to_replace(is_old: bool, here: Process, clock: ManualClock) -> None:  # noqa: FBT001
+async def test_refresh_knows_what_it_is_to_replace(is_old: bool, here: Process, clock: ManualClock) -> None:
     """Asked with a decoder, it has the value, fresh or old."""
     await fill_once(here)
     clock.advance(65 if is_old else 50)

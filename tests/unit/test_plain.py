@@ -70,7 +70,7 @@ async def test_value_that_is_not_fresh(  # noqa: PLR0917  # the parts of a case
     window: float,
     margin: float,
     kind: str,
-    is_found: bool,  # noqa: FBT001
+    is_found: bool,
     store: PlainStoreAdapter,
     plain: FaultStore,
 ) -> None:
@@ -88,7 +88,7 @@ async def test_value_that_is_not_fresh(  # noqa: PLR0917  # the parts of a case
 
 
 @pytest.mark.parametrize(("tells_ttl", "life"), [(True, 70), (False, 60)])
-async def test_life_of_a_value_with_a_window(tells_ttl: bool, life: float) -> None:  # noqa: FBT001
+async def test_life_of_a_value_with_a_window(tells_ttl: bool, life: float) -> None:
     """It is kept for its window too, unless it would count as fresh for as long."""
     plain = FaultStore(ManualClock())
     plain.tells_ttl = tells_ttl  # type: ignore[attr-defined]

@@ -86,11 +86,7 @@ def test_repetition_asks_for_the_highest_version(
 )
 @pytest.mark.parametrize("is_confirmed", [False, True])
 def test_hard_invalidation_wins(
-    first: str,
-    then: str,
-    is_soft: bool,  # noqa: FBT001
-    is_confirmed: bool,  # noqa: FBT001
-    pending: UnconfirmedInvalidations,
+    first: str, then: str, is_soft: bool, is_confirmed: bool, pending: UnconfirmedInvalidations
 ) -> None:
     """Of a soft and a hard one for a key, the hard one is sent, and repeated, with the highest version."""
     for kind, version in ((first, 7), (then, 5)):
