@@ -473,7 +473,7 @@ async def test_node_of_a_tag_that_is_down_has_its_own_breaker(
             return await Lease(tier, new_token(), tags, 2, 60, counters).acquire(lambda payload: (payload,))
 
         tagged = [await acquire("soups") for _ in range(4)]
-        breakers = [tier.asking.breaker(store.node_of(key)) for key in (tier.key("menu"), tier.tag_key("soups"))]
+        breakers = [tier.access.breaker(store.node_of(key)) for key in (tier.key("menu"), tier.tag_key("soups"))]
         states = [breaker.state for breaker in breakers]
         counts = counters.l2_errors, counters.l2_skips
         places[tier.tag_key("soups")] = alive if is_back else dead

@@ -45,7 +45,7 @@ async def use(guard: Guard) -> str:
         assert isinstance(tier.store, RedisStore)
         node = tier.store._topology.primary("")
         shown += [repr(each) for each in (guard, guard.stats(), tier, tier.store, tier.store._topology, node)]
-        shown += [repr(tier.asking), repr(tier.asking.breaker(node.name)), repr(guard._states.running().backplane)]
+        shown += [repr(tier.access), repr(tier.access.breaker(node.name)), repr(guard._states.running().backplane)]
         shown += [repr(guard.stats().as_dict())]
     return "".join(shown)
 

@@ -92,7 +92,7 @@ def acquisitions(guard: Guard) -> tuple[list[Any], list[Any]]:
 def is_at_rest(guard: Guard) -> bool:
     """Whether *guard* has nothing left to do."""
     tier = tier_of(guard)
-    return not (guard._states.running().board.up or tier.upkeep or tier.asking._in_use)
+    return not (guard._states.running().board.up or tier.upkeep or tier.access._in_use)
 
 
 async def test_hit_is_read_without_a_task(guard: Guard) -> None:

@@ -383,7 +383,7 @@ async def test_i3_no_right_to_load_outlives_its_flight(begin: str, is_there: boo
             while site.board.up or site.tier.upkeep:
                 await ticks(1)
 
-            assert ({}, 0, 0) == (server.leases, site.tier.asking._in_use, guard.stats().in_flight), when
+            assert ({}, 0, 0) == (server.leases, site.tier.access._in_use, guard.stats().in_flight), when
             await guard.invalidate(OP)
 
 

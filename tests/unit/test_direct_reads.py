@@ -121,7 +121,7 @@ class Process:
     @property
     def breaker(self) -> Breaker:
         """The store's."""
-        return self.tier.asking.breaker("Leasing")
+        return self.tier.access.breaker("Leasing")
 
     @property
     def flight(self) -> Flight[Any]:
@@ -137,7 +137,7 @@ class Process:
     def is_at_rest(self) -> bool:
         """Whether nothing is left of whatever was asked."""
         board, tier = self.site.board, self.tier
-        return not (board.up or board.flights or tier.upkeep or tier.asking._in_use)
+        return not (board.up or board.flights or tier.upkeep or tier.access._in_use)
 
 
 @pytest.fixture
@@ -464,13 +464,13 @@ async def test_flight_that_cannot_look(why: str, process: Process) -> None:
     elif why == "an open breaker":
         process.breaker.trip("a test")
     else:
-        process.tier.asking = StoreAccess("Leasing", 1, process.clock)
-        process.tier.asking.reserve("Leasing")
+        process.tier.access = StoreAccess("Leasing", 1, process.clock)
+        process.tier.access.reserve("Leasing")
     gate = process.store.gate = process.gate = Gate()
     call = process.ask()
     if why == "a bound":
-        await eventually(lambda: process.tier.asking._queue)
-        process.tier.asking.release("read", None)
+        await eventually(lambda: process.tier.access._queue)
+        process.tier.access.release("read", None)
     await gate.arrivals(1)
     flight = process.flight
 

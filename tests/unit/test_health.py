@@ -119,7 +119,7 @@ async def test_a_long_queue_for_slots(pause: Pause, monkeypatch: pytest.MonkeyPa
 
 async def test_a_server_that_does_not_answer(guard: Guard) -> None:
     """A server whose breaker is open is named."""
-    breaker = tier_of(guard).asking.breaker("redis 127.0.0.1:6379")
+    breaker = tier_of(guard).access.breaker("redis 127.0.0.1:6379")
     assert guard.health().is_healthy
     breaker.trip("TimeoutError")
 

@@ -561,7 +561,7 @@ async def test_replica_that_has_no_answer(replica: Any, beside: Process) -> None
     assert "own" == await beside.lease().acquire(as_it_is)
     assert ["read_replica", "acquire"] == beside.store.asked
     assert int(isinstance(replica, OSError)) == beside.counters.l2_errors
-    assert "closed" == beside.tier.asking.breaker("Leasing").state
+    assert "closed" == beside.tier.access.breaker("Leasing").state
 
 
 async def test_value_that_will_not_do_as_a_replica_has_it(beside: Process, server: Server) -> None:

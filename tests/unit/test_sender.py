@@ -169,7 +169,7 @@ async def test_crowd_is_waited_out(fleet: Fleet, *, is_down: bool) -> None:
         nonlocal times
         times += 1
         if is_down:
-            fleet.tier.asking.breaker(fleet.store.node_of(key)).trip("TimeoutError")
+            fleet.tier.access.breaker(fleet.store.node_of(key)).trip("TimeoutError")
         if times < 3:
             raise StoreOverloaded
         await invalidate(key, version, message)

@@ -71,7 +71,7 @@ class Rig:
     @property
     def breaker(self) -> Breaker:
         """The breaker of the store's one node."""
-        return self.tier.asking.breaker("FaultStore")
+        return self.tier.access.breaker("FaultStore")
 
     @property
     def counted(self) -> dict[str, int]:
@@ -735,7 +735,7 @@ async def test_server_that_changes_while_it_confirms(fleet: Fleet) -> None:
 
 async def test_echo(fleet: Fleet) -> None:
     """An echo is sent even when the breaker is open, and whether it was is told."""
-    fleet.tier.asking.breaker("Leasing").trip("OSError")
+    fleet.tier.access.breaker("Leasing").trip("OSError")
     said = [await fleet.tier.echo(b"word")]
     fleet.store.error = OSError("down")
     said.append(await fleet.tier.echo(b"word"))
@@ -758,23 +758,23 @@ async def test_who_stored_it(fleet: Fleet) -> None:
 
 async def test_each_node_has_a_breaker(fleet: Fleet) -> None:
     """A dead node does not keep others from being asked."""
-    fleet.tier.asking.breaker("another node").trip("OSError")
+    fleet.tier.access.breaker("another node").trip("OSError")
     lease = Lease(fleet.tier, OP, (), 2, 60, fleet.counters)
 
     assert "own" == await lease.acquire(lambda payload: (payload,))
-    assert ["open", "closed"] == [fleet.tier.asking.breaker(node).state for node in ("another node", "Leasing")]
+    assert ["open", "closed"] == [fleet.tier.access.breaker(node).state for node in ("another node", "Leasing")]
 
 
 async def test_node_of_a_mark_that_does_not_answer(fleet: Fleet) -> None:
     """An op whose marks are at a dead node goes on without the store, until a request to it has been answered."""
     nodes = "tags' node", "Leasing"
-    fleet.tier.asking.breaker("tags' node").trip("OSError")
+    fleet.tier.access.breaker("tags' node").trip("OSError")
     acquired = [await Lease(fleet.tier, OP, (), 2, 60, fleet.counters).acquire(lambda payload: (payload,))]
     was_asked = [*fleet.store.asked]
-    states = [[fleet.tier.asking.breaker(node).state for node in nodes]]
+    states = [[fleet.tier.access.breaker(node).state for node in nodes]]
     fleet.clock.advance(1)
     acquired.append(await Lease(fleet.tier, OP, (), 2, 60, fleet.counters).acquire(lambda payload: (payload,)))
-    states.append([fleet.tier.asking.breaker(node).state for node in nodes])
+    states.append([fleet.tier.access.breaker(node).state for node in nodes])
 
     assert (["unavailable", "own"], [], 1) == (acquired, was_asked, fleet.counters.l2_skips)
     assert [["open", "closed"], ["closed", "closed"]] == states
@@ -782,9 +782,9 @@ async def test_node_of_a_mark_that_does_not_answer(fleet: Fleet) -> None:
 
 async def test_no_node_is_probed_while_another_is_skipped(fleet: Fleet) -> None:
     """A probe of the key's node that is not sent, because the node of a mark is skipped, is tried again later."""
-    fleet.tier.asking.breaker("Leasing").trip("OSError")
+    fleet.tier.access.breaker("Leasing").trip("OSError")
     fleet.clock.advance(0.5)
-    fleet.tier.asking.breaker("tags' node").trip("OSError")
+    fleet.tier.access.breaker("tags' node").trip("OSError")
     acquired = [await Lease(fleet.tier, OP, (), 2, 60, fleet.counters).acquire(lambda payload: (payload,))]
     fleet.clock.advance(1)
     acquired.append(await Lease(fleet.tier, OP, (), 2, 60, fleet.counters).acquire(lambda payload: (payload,)))

@@ -60,7 +60,7 @@ class Process:
     @property
     def breaker(self) -> Any:
         """The store's breaker."""
-        return self.tier.asking.breaker("Leasing")
+        return self.tier.access.breaker("Leasing")
 
 
 async def fill(lease: Lease) -> bool:
@@ -169,7 +169,7 @@ async def test_renewal_does_not_queue(here: Process) -> None:
     """A renewal takes no slot: thousands of operations that wait for one do not delay it."""
     await here.owned()
     for _ in range(here.store.concurrency):
-        here.tier.asking.reserve("Leasing")
+        here.tier.access.reserve("Leasing")
     await here.after(0.5)
 
     assert ["acquire", "renew"] == here.asked

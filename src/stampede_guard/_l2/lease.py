@@ -145,7 +145,7 @@ class Lease:
         store, breaker = tier.store, None
         try:
             if not store.has_replicas and tier.pending.is_empty:
-                breaker = tier.asking.reserve(store.node_of(self._key))
+                breaker = tier.access.reserve(store.node_of(self._key))
             if breaker is None:
                 return False
             self._asked_at = tier.clock()
@@ -158,7 +158,7 @@ class Lease:
         except Exception:  # noqa: BLE001, S110  # e.g. the key's node is unknown at present: `acquire` will find out
             pass
         if breaker is not None:
-            tier.asking.release("read", None)
+            tier.access.release("read", None)
         return False
 
     def result(self, decode: Callable[[bytes], tuple[Any] | None]) -> Found | None:
@@ -170,7 +170,7 @@ class Lease:
         Raises:
             LoadCancelled: there will be no answer, and nothing new may start.
         """
-        access, pending = self._tier.asking, self._pending
+        access, pending = self._tier.access, self._pending
         try:
             result: AcquireResult = pending.result()
         except (Exception, asyncio.CancelledError):  # noqa: BLE001  # `acquire` awaits it, unless it was cancelled
@@ -287,7 +287,7 @@ class Lease:
         asked = self._request
         ask = partial(store.read_replica, self._key, asked.tags, asked.fingerprint, asked.margin)
         try:
-            replica_result = await self._tier.asking.call("read", f"{store.name} replicas", ask, self._counters)
+            replica_result = await self._tier.access.call("read", f"{store.name} replicas", ask, self._counters)
         except StoreUnavailable:
             return None  # the store stops using that replica
         if replica_result is None:
@@ -303,7 +303,7 @@ class Lease:
         node_of = self._tier.store.node_of
         node, *others = dict.fromkeys(map(node_of, (self._key, *self._request.tags)))
         try:
-            return await self._tier.asking.call("read", node, self._acquire_surely, self._counters, others=others)
+            return await self._tier.access.call("read", node, self._acquire_surely, self._counters, others=others)
         except asyncio.CancelledError:
             self.is_owned = bool(self._token)  # the answer might have granted the lease
             raise
@@ -462,7 +462,7 @@ class Lease:
                     message,
                     always_publish=self.replaces,
                 )
-                is_stored = await tier.asking.call("write", tier.store.node_of(self._key), ask, self._counters)
+                is_stored = await tier.access.call("write", tier.store.node_of(self._key), ask, self._counters)
         except StoreUnavailable:
             self.is_store_unavailable = True
             return True
@@ -482,7 +482,7 @@ class Lease:
         if len(payload) <= longest:
             return False
         self._counters.l2_errors += 1
-        self._tier.asking.note_too_long(name or self._op, len(payload), longest)
+        self._tier.access.note_too_long(name or self._op, len(payload), longest)
         return True
 
     def release_soon(self) -> None:
@@ -491,7 +491,7 @@ class Lease:
         if pending is not None and self._breaker is not None:
             error = pending.exception()  # the flight ended before it was read
             if error is not None:
-                self._tier.asking.note_failure("read", self._breaker, error, self._counters)
+                self._tier.access.note_failure("read", self._breaker, error, self._counters)
         if self.is_owned or (pending is not None and self._token):
             self.is_owned = False
             self._release(self._token, is_sure=self._held is not None)

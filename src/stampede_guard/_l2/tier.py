@@ -58,7 +58,7 @@ class Tier:
         self.max_bytes = max_bytes
         self.marks_life = _MARKS_TTL
         self.clock = clock
-        self.asking = StoreAccess(store.name, store.concurrency, clock)
+        self.access = StoreAccess(store.name, store.concurrency, clock)
         self.recent = RecentInvalidations(clock)
         self._namespace = namespace
         self._instance = instance
@@ -71,8 +71,8 @@ class Tier:
         self.upkeep: set[asyncio.Task[None]] = set()
         self._repetition: asyncio.Task[None] | None = None
         self._is_closed = False
-        self._sender = InvalidationSender(self.store, self.asking, self._carry_out_in_turn, self.upkeep)
-        self.leases = LeaseKeeper(self.store, self.asking, clock, self.run_upkeep)
+        self._sender = InvalidationSender(self.store, self.access, self._carry_out_in_turn, self.upkeep)
+        self.leases = LeaseKeeper(self.store, self.access, clock, self.run_upkeep)
 
     @property
     def capabilities(self) -> frozenset[str]:
@@ -96,7 +96,7 @@ class Tier:
         try:
             await self.store.open()
         except Exception as error:  # noqa: BLE001  # drivers raise more than they document
-            self.asking.breaker(self.store.node_of(self.tag_key(""))).trip(reason(error))
+            self.access.breaker(self.store.node_of(self.tag_key(""))).trip(reason(error))
 
     async def aclose(self) -> None:
         """Close the store's connections."""
@@ -152,7 +152,7 @@ class Tier:
                 send = partial(self.store.invalidate_tag, key, new_mark(), _MARKS_TTL, waiting.message)
             else:
                 send = partial(self.store.invalidate, key, waiting.version, waiting.message, is_soft=waiting.is_soft)
-            await self.asking.call("invalidate", self.store.node_of(key), send, counters, is_forced=is_forced)
+            await self.access.call("invalidate", self.store.node_of(key), send, counters, is_forced=is_forced)
             # After a change of servers it may be lost with the server that confirmed it.
             if generation == self.store.generation:
                 self.pending.confirm(waiting)
@@ -170,7 +170,7 @@ class Tier:
                     try:
                         await self.carry_out(each, UNCOUNTED, is_forced=True)
                     except StoreUnavailable as silence:
-                        breaker = self.asking.breaker(self.store.node_of(each))
+                        breaker = self.access.breaker(self.store.node_of(each))
                         if not (isinstance(silence.__cause__, StoreOverloaded) and breaker.is_closed):
                             self._start_repeating()
                             return False
@@ -200,7 +200,7 @@ class Tier:
         """Send an echo, even when the breaker is open: its answer shows that the store is back."""
         node = self.store.node_of(self.store.channel)
         try:
-            await self.asking.call("publish", node, partial(self.store.echo, payload), UNCOUNTED, is_forced=True)
+            await self.access.call("publish", node, partial(self.store.echo, payload), UNCOUNTED, is_forced=True)
         except StoreUnavailable:
             return False
         return True
@@ -209,7 +209,7 @@ class Tier:
         """Return the tokens of the flights that stored the values under *key*; none if the store does not answer."""
         ask = partial(self.store.stored_by, key)
         try:
-            return await self.asking.call("read", self.store.node_of(key), ask, UNCOUNTED)
+            return await self.access.call("read", self.store.node_of(key), ask, UNCOUNTED)
         except StoreUnavailable:
             return ()
 

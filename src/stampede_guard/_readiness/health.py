@@ -84,7 +84,7 @@ def _reasons_of_loads(state: LoopState) -> Iterator[Reason]:
 
 def _reasons_of_store(state: LoopState) -> Iterator[Reason]:
     if state.tier is not None:
-        for node in state.tier.asking.open_nodes():
+        for node in state.tier.access.open_nodes():
             yield Reason("store_unavailable", f"{node} does not answer: calls go on without it")
     silence = None if state.backplane is None else state.backplane.untrusted_for
     if silence is not None:
