@@ -12,12 +12,6 @@ from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from typing import Any, NoReturn
 
-try:
-    from redis.exceptions import ResponseError
-except ImportError as error:  # pragma: no cover  # the test environment has redis-py
-    message = "a Redis store needs redis-py: pip install 'stampede-guard[redis]'"
-    raise ImportError(message) from error
-
 from .._codecs.fingerprint import NO_FINGERPRINT
 from .._operations.options import Duration, count, flag, seconds
 from .._tokens import new_token
@@ -34,7 +28,7 @@ from . import (
     Subscription,
 )
 from ._envelope import LONGEST_HEADER, tokens_of
-from ._redis import scripts
+from ._redis import ResponseError, scripts
 from ._redis.client import describe
 from ._redis.node import Command, ConnectionLimits, Node, NotPrimaryError, Redirected
 from ._redis.pipeline import Pipeliner
