@@ -60,7 +60,7 @@ class Process:
 
 async def fill(lease: Lease, payload: bytes = b"soup", version: int | None = None, *, holds: bool = True) -> bool:
     """Store an answer."""
-    return await lease.fill(payload, 60, version, lambda: holds)
+    return await lease.fill(payload, 60, version, lambda: holds, "menu")
 
 
 @pytest.fixture
@@ -413,7 +413,7 @@ async def test_each_invalidation_makes_a_mark_of_its_own(here: Process, server: 
 async def fill_once(process: Process, *tags: str, life: float = 60, window: float = 30) -> None:
     """Store an answer that has a window."""
     lease = await process.owned(*tags)
-    assert await lease.fill(b"soup", life, None, lambda: True, window=window)
+    assert await lease.fill(b"soup", life, None, lambda: True, "menu", window=window)
 
 
 async def test_value_is_fresh_for_its_life(here: Process, clock: ManualClock) -> None:

@@ -63,7 +63,7 @@ class Rig:
     async def fill(self, payload: bytes = b"soup", op: str = OP, *, holds: bool = True) -> bool:
         lease = self.lease(op)
         await lease.take_over()
-        return await lease.fill(payload, 60, None, lambda: holds)
+        return await lease.fill(payload, 60, None, lambda: holds, "menu")
 
     async def delete(self, op: str = OP) -> bool:
         return await self.tier.send(self.tier.invalidation(op)).wait()
@@ -158,7 +158,7 @@ async def test_payload_that_is_too_large_is_not_stored(rig: Rig, logged: Logged)
 
     assert {"l2_errors": 3} == rig.counted
     assert ["write", "write"] == rig.store.asked
-    assert ["menu-7: a value of 101 bytes is larger than max_bytes=100, so it is not stored"] == logged()
+    assert ["menu: a value of 101 bytes is larger than max_bytes=100, so it is not stored"] == logged()
 
 
 async def test_fill_that_no_longer_holds(rig: Rig) -> None:
@@ -616,7 +616,7 @@ async def test_what_is_not_asked_is_no_answer(verb: str, rig: Rig, pause: Pause)
     for _ in range(3):
         lease = rig.lease()
         await lease.take_over()
-        assert await lease.fill(b"soup", 60, None, lambda: True)
+        assert await lease.fill(b"soup", 60, None, lambda: True, "menu")
         if verb == "let go":
             lease.release_soon()
             await pause()
@@ -747,7 +747,7 @@ async def test_who_stored_it(fleet: Fleet) -> None:
     """The token of what is stored is told, or nothing if there is no answer."""
     lease = Lease(fleet.tier, OP, (), 2, 60, fleet.counters)
     await lease.acquire(lambda payload: (payload,))
-    await lease.fill(b"soup", 60, None, lambda: True)
+    await lease.fill(b"soup", 60, None, lambda: True, "menu")
     key = f"{fleet.tier.key(OP)}:v"
     found = await fleet.tier.stored_by(key), await fleet.tier.stored_by("nothing")
     fleet.store.error = OSError("down")

@@ -415,7 +415,7 @@ class Lease:
         life: float,
         version: int | None,
         still_holds: Callable[[], bool],
-        name: str = "",
+        name: str,
         *,
         window: float = 0.0,
     ) -> bool:
@@ -482,7 +482,7 @@ class Lease:
         if len(payload) <= longest:
             return False
         self._counters.l2_errors += 1
-        self._tier.access.note_too_long(name or self._op, len(payload), longest)
+        self._tier.access.note_too_long(name, len(payload), longest)
         return True
 
     def release_soon(self) -> None:
