@@ -89,7 +89,7 @@ class DataPath:
             flight = state.board.flights.get(op)  # 2
             if (
                 flight is None
-                or may_answer_old
+                or (may_answer_old and flight.interim is not None)
                 or not self.enabled
                 or self.rollout < 1
                 or not state.memory.may_join(flight.joinable_until)
@@ -105,12 +105,13 @@ class DataPath:
 
     def make_rejoin(self, operation: Operation) -> "Callable[[ref[Flight[Any]]], Flight[Any] | None]":
         """Return what tells whether a call may join a flight that calls with the same arguments have joined."""
-        counters = operation.counters
+        counters, may_answer_old = operation.counters, operation.policy.may_answer_old
 
         def rejoin(known: "ref[Flight[Any]]") -> Flight[Any] | None:
             flight = known()
             if (
                 flight is None
+                or (may_answer_old and flight.interim is not None)
                 or not self.enabled
                 or self.rollout < 1
                 or flight.board.flights.get(flight.op) is not flight

@@ -624,7 +624,9 @@ async def test_third_call_never_reaches_memory(guard: Guard, caches: list[Any]) 
 
 
 @pytest.mark.parametrize(("menu_id", "known"), [(7, 1), ("7" * 300, 0), (7.5, 0), (UUID(int=7), 0)])
-@pytest.mark.parametrize("options", [{}, {"ttl": 60, "isolate": True}], ids=["alone", "isolated"])
+@pytest.mark.parametrize(
+    "options", [{}, {"ttl": 60, "isolate": True}, {"ttl": 60, "stale": 60}], ids=["alone", "isolated", "stale"]
+)
 async def test_flight_that_is_found_by_arguments(
     options: dict[str, Any], menu_id: object, known: int, guard: Guard, caches: list[Any]
 ) -> None:
