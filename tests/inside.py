@@ -46,8 +46,8 @@ def new_leases(monkeypatch: pytest.MonkeyPatch) -> list[Lease]:
     """Return the list to which each lease that a guard makes from now on is added."""
     made: list[Lease] = []
 
-    def lease(*args: Any) -> Lease:
-        made.append(Lease(*args))
+    def lease(*args: Any, **options: Any) -> Lease:
+        made.append(Lease(*args, **options))
         return made[-1]
 
     monkeypatch.setattr(_path, "Lease", lease)

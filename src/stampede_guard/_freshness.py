@@ -17,14 +17,13 @@ from math import inf
 from typing import Any, NamedTuple, cast
 
 from ._flights.flight import Flight, running_flight
+from ._l2.lease import OldValue as StoredOldValue
 from ._loops import LoopState
 from ._memory.answer import Answer, Previous, Source
 from ._operations.operation import Operation
 from ._speed.forms import Slot
 
 logger = logging.getLogger("stampede_guard")
-
-_RECHECK = 1.0  # seconds after which the store is asked whether another process has ended a pause
 
 
 class Origin(NamedTuple):
@@ -93,6 +92,24 @@ def old_in_memory(state: LoopState, operation: Operation, op: str) -> OldValue |
     kept_until = max(answers_until, slot.fresh_until + policy.window)
     last = slot.stale_until
     return OldValue(slot.value, slot.born_at, slot.fresh_until, min(answers_until, last), min(kept_until, last))
+
+
+def old_in_store(state: LoopState, operation: Operation, stored: StoredOldValue) -> OldValue:
+    """Return what the store has of an op, and a call of *operation* may get."""
+    now, policy = state.clock(), operation.policy
+    kept = operation.isolate(stored.payload) if policy.isolate else stored.value
+    fresh_until, last = now + stored.fresh_for, now + stored.usable_for
+    answers_until = min(fresh_until + (policy.stale or 0.0), last)
+    return OldValue(kept, now - stored.age, fresh_until, answers_until, last)
+
+
+def early_margin(state: LoopState, operation: Operation, op: str) -> float:
+    """Return the seconds by which a value of *op* in the store counts as old before it is."""
+    if operation.policy.early is None:
+        return 0.0
+    old = old_in_memory(state, operation, op)
+    # What was due in memory is due in the store too, or this process would read it again and again.
+    return operation.early_margin() if old is None else max(old.answers_until - state.clock(), 0.0)
 
 
 def last_in_memory(state: LoopState, operation: Operation, op: str) -> OldValue | None:
@@ -170,9 +187,7 @@ class Freshness:
         longest = operation.policy.longest_pause
         if longest is None:
             return
-        pause = pauses.note_failure(op, error, longest)
-        if has_marker:
-            pauses.shorten(op, _RECHECK)
+        pause = pauses.note_failure(op, error, longest, is_stored=has_marker)
         if not operation.is_failing:
             operation.is_failing = True
             kind = type(error).__name__

@@ -204,6 +204,11 @@ class Guard:
         """
         await self._invalidator.invalidate(self._registry.resolve_op(op, values), version=version, wait=wait)
 
+    async def expire(self, op: str, /, *, version: int | None = None, wait: bool = True, **values: object) -> None:
+        """Let *op* be stale from now on: what `invalidate` does, but old values stay (see `Coalesced.expire`)."""
+        op = self._registry.resolve_op(op, values)
+        await self._invalidator.invalidate(op, version=version, wait=wait, is_soft=True)
+
     async def invalidate_tag(self, tag: str, /, *, wait: bool = True, **values: object) -> None:
         """Forget every op that has *tag*, everywhere; however many there are, that is one operation of the store.
 

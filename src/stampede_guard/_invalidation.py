@@ -21,26 +21,28 @@ class Invalidator:
     _states: LoopStates
     _epochs: Epochs
 
-    async def invalidate(self, op: str, *, version: int | None = None, wait: bool = True) -> None:
-        """Forget *op* everywhere, as `Guard.invalidate` says."""
+    async def invalidate(
+        self, op: str, *, version: int | None = None, wait: bool = True, is_soft: bool = False
+    ) -> None:
+        """Forget *op* everywhere, as `Guard.invalidate` says; or if *is_soft* let it be old, as `Guard.expire` says."""
         if version is not None:
             version_number(version)
             self._states.running().check_able(f"{op}: version={version!r}", "versions")
-        await self._confirm(op, self._announce(op, version), wait=wait)
+        await self._confirm(op, self._announce(op, version, is_soft=is_soft), wait=wait)
 
-    async def invalidate_all(self, ops: Sequence[str]) -> None:
-        """Forget all *ops* everywhere, all at once.
+    async def invalidate_all(self, ops: Sequence[str], *, is_soft: bool = False) -> None:
+        """Forget all *ops* everywhere, all at once; or if *is_soft* let them be old.
 
         Raises:
             InvalidationPending: the store has not confirmed each of them.
         """
-        sent = [(op, self._announce(op)) for op in ops]
+        sent = [(op, self._announce(op, is_soft=is_soft)) for op in ops]
         pending = [op for op, confirmation in sent if confirmation is not None and not await confirmation.wait()]
         if pending:
             raise invalidation_pending(pending, len(sent))
 
-    async def invalidate_of(self, operation: Operation, ops: Sequence[str]) -> None:
-        """Forget *ops* of *operation*: in this process alone, when no other has them, or can be told.
+    async def invalidate_of(self, operation: Operation, ops: Sequence[str], *, is_soft: bool = False) -> None:
+        """Forget *ops* of *operation*, or let them be old: in this process alone, when no other has them, or is told.
 
         Raises:
             InvalidationPending: the store has not confirmed each of them.
@@ -48,14 +50,14 @@ class Invalidator:
         has_bus = self._states.running().backplane is not None
         if operation.is_local or not (operation.policy.l2_ttl is not None or has_bus):
             for op in ops:
-                self.forget(op)
+                self.forget(op, is_soft=is_soft)
         else:
-            await self.invalidate_all(ops)
+            await self.invalidate_all(ops, is_soft=is_soft)
 
-    def forget(self, op: str) -> None:
-        """Forget *op* in this process alone."""
+    def forget(self, op: str, *, is_soft: bool = False) -> None:
+        """Forget *op* in this process alone, or let it be old."""
         self._epochs.bump(op)
-        self._states.tell(Change("op", op))
+        self._states.tell(Change("old" if is_soft else "op", op))
 
     async def invalidate_tag(self, tag: str, *, wait: bool = True) -> None:
         """Forget everything that has *tag*, as `Guard.invalidate_tag` says."""
@@ -69,11 +71,11 @@ class Invalidator:
         self._epochs.bump_all()
         await self._confirm("everything", self._states.tell(Change("all", is_stored=True)), wait=wait)
 
-    def _announce(self, op: str, version: int | None = None) -> Confirmation | None:
-        """Forget *op* in all event loops, and have the store told."""
+    def _announce(self, op: str, version: int | None = None, *, is_soft: bool = False) -> Confirmation | None:
+        """Forget *op* in all event loops, or let it be old, and have the store told."""
         self._states.running()  # or raise: the guard is closed
         self._epochs.bump(op)
-        return self._states.tell(Change("op", op, version, is_stored=True))
+        return self._states.tell(Change("old" if is_soft else "op", op, version, is_stored=True))
 
     @staticmethod
     async def _confirm(what: str, confirmation: Confirmation | None, *, wait: bool) -> None:

@@ -39,13 +39,14 @@ class Change(NamedTuple):
     """What each event loop of a guard has to do. Equal ones need be made but once.
 
     Attributes:
-        kind: Whether to forget an op, what has a tag, everything, or what is of operations that were defined anew.
+        kind: Whether to forget an op, to let it be old, or to forget what has a tag, everything, or what is of
+            operations that were defined anew.
         subject: The op, or the tag.
         version: The lowest version that is acceptable from now on.
         is_stored: Whether the loop's store has to be told too: each loop orders its own writes.
     """
 
-    kind: Literal["op", "tag", "all", "replaced"]
+    kind: Literal["op", "old", "tag", "all", "replaced"]
     subject: str = ""
     version: int | None = None
     is_stored: bool = False
@@ -142,6 +143,8 @@ class LoopState:
         """Make *change*; return what tells when the store has confirmed it, if that is told."""
         if change.kind == "op":
             self.forget(change.subject)
+        elif change.kind == "old":
+            self.soften(change.subject)
         elif change.kind == "tag":
             self.forget_tagged(change.subject)
         elif change.kind == "all":
@@ -149,18 +152,24 @@ class LoopState:
         else:
             self.board.forget_replaced()
         tier = self.tier
-        if tier is not None and change.kind == "op":  # perhaps it was refreshed, and a replica lags
+        if tier is not None and change.kind in ("op", "old"):  # perhaps it was refreshed, and a replica lags
             tier.recent.note(tier.key(change.subject))
         if tier is None or not change.is_stored:
             return None
-        if change.kind == "op":
-            return tier.send(tier.invalidation(change.subject, change.version))
+        if change.kind in ("op", "old"):
+            is_soft = change.kind == "old"
+            return tier.send(tier.invalidation(change.subject, change.version, is_soft=is_soft))
         return tier.send(tier.tag_invalidation(change.subject))
 
     def on_invalidated(self, op: str) -> None:
         """Forget *op*, which another process invalidated; loads of it that are under way are not stored."""
         self.epochs.bump(op)
         self.forget(op)
+
+    def on_softened(self, op: str) -> None:
+        """Let *op* be old, as another process has made it; loads of it that are under way are not stored."""
+        self.epochs.bump(op)
+        self.soften(op)
 
     def on_tag_invalidated(self, tag: str) -> None:
         """Do so for every op that has *tag*."""

@@ -24,8 +24,18 @@ from zlib import crc32
 
 from ._bus.backplane import Backplane
 from ._flights.flight import Flight
+from ._flights.pauses import FIRST_PAUSE
 from ._flights.waiting import check_room, wait_all, wait_one
-from ._freshness import Freshness, OldValue, Origin, answer_in_pause, last_in_memory, origin_in_memory
+from ._freshness import (
+    Freshness,
+    OldValue,
+    Origin,
+    answer_in_pause,
+    early_margin,
+    last_in_memory,
+    old_in_store,
+    origin_in_memory,
+)
 from ._keys.spec import MAX_OP_LENGTH
 from ._l2.lease import Found, Lease, LeaseLapsed
 from ._l2.tier import Tier
@@ -38,6 +48,7 @@ from ._operations.operation import IsolatedValue, Operation, for_caller
 from ._speed.forms import ArgumentCache, Slot
 from ._stats import Counters
 from .errors import Overloaded, RecentFailure, invalidation_pending
+from .stores import LoadFailure
 
 T = TypeVar("T")
 FindT = TypeVar("FindT", bound=Callable[..., Any])
@@ -295,9 +306,7 @@ class DataPath:
         epoch, generation, lease = state.epochs.current(op, tags), operation.lineage.generation, None
         policy, counters = operation.policy, operation.counters
         if policy.l2_ttl is not None:
-            tier = cast("Tier", state.tier)  # no l2_ttl without a store
-            length, longest_ttl = operation.lease_length, operation.max_l2_ttl
-            lease = Lease(tier, op, tags, length, longest_ttl, counters, operation.fingerprint(tags))
+            lease = _make_lease(state, operation, op, tags)
         freshness = None
         if policy.may_answer_old or is_refresh:
             freshness = Freshness(state, operation, last_in_memory(state, operation, op))
@@ -441,18 +450,37 @@ class FlightLoad:
         """Return what L2 has, perhaps after another process has loaded it; `None` if *flight* has to load."""
         operation, backplane = self._operation, self._state.backplane
         if flight.is_refresh:
-            await lease.take_over()
+            await lease.take_over(operation.decode)
+            self._offer_stored(flight, lease)
             return None
         answer = await lease.acquire(operation.decode)  # 3
+        self._offer_stored(flight, lease)
         if answer == "wait" and operation.policy.lease and self._is_shared and backplane is not None:
             operation.counters.l2_waits += 1
             flight.note_waiting_elsewhere()
             answer = await self._wait_for_other_process(flight, lease, backplane)  # 4
         if isinstance(answer, Found):
             return answer
+        if answer == "backoff" and self._freshness is not None:
+            self._state.pauses.note_told(flight.op, lease.left, lease.paused_for)
+            raise self._state.pauses.error(flight.op)
         if answer != "unavailable" and not lease.was_undecodable:
             operation.counters.l2_misses += 1
         return None
+
+    def _offer_stored(self, flight: Flight[Any], lease: Lease) -> None:
+        """Let callers of *flight*, and new ones, have the old value that L2 has, if it may be an answer."""
+        if self._freshness is None or lease.old is None:
+            return
+        operation, state = self._operation, self._state
+        old = old_in_store(state, operation, lease.old)
+        self._freshness.offer(flight, old)
+        is_younger = self._freshness.old is old
+        if is_younger and not flight.is_refresh and operation.policy.ttl is not None and self._may_put(flight):
+            now = state.clock()
+            fresh = min(old.fresh_until - now, 0.0)
+            how = {"stale": old.kept_until - now - fresh, "age": now - old.born_at}
+            state.memory.put(flight.op, old.kept, fresh, flight.tags, self._generation, **how)
 
     async def _wait_for_other_process(
         self, flight: Flight[Any], lease: Lease, backplane: Backplane
@@ -488,8 +516,7 @@ class FlightLoad:
             async with limiter.slot(flight, operation, self._partition):
                 self._begin_load(flight)
                 value = await self._function(*self._args, **self._kwargs)
-        if self._lease is not None:  # how long a load takes says how long leases have to be
-            operation.note_load(self._now() - self._began_at)
+        operation.note_load(self._state.clock() - self._began_at)
         flight.stop_clock()
         return value
 
@@ -500,12 +527,9 @@ class FlightLoad:
             self._asks_left -= 1
             if self._asks_left and not (flight.is_refresh or flight.must_load):
                 self._lease.check()
-            self._began_at = self._now()
+        self._began_at = self._state.clock()
         operation.counters.loads += not operation.is_batched
         flight.loader_called = not operation.is_batched  # else the batch says when
-
-    def _now(self) -> float:
-        return cast("Tier", self._state.tier).clock()
 
     async def _fill(
         self, flight: Flight[Any], lease: Lease, payload: bytes | None, life: float | None, version: int | None
@@ -514,21 +538,33 @@ class FlightLoad:
         lease.replaces = flight.replaces
         if life is None:
             payload, life = None, 0.0
-        is_latest = await lease.fill(payload, life, version, partial(self._may_put, flight), self._operation.name)
+        operation, window = self._operation, self._operation.policy.window
+        may_put = partial(self._may_put, flight)
+        is_latest = await lease.fill(payload, life, version, may_put, operation.name, window=window)
+        has_old = self._freshness is not None and self._freshness.old is not None
+        if lease.is_owned and has_old and not flight.replaces:
+            self._drop_old(flight)  # what was not stored must not be followed by what is older
         if lease.is_store_unavailable and self._state.backplane is not None:
             self._longest = UNTRUSTED_TTL
         return is_latest
+
+    def _drop_old(self, flight: Flight[Any]) -> None:
+        """Drop the old value from the store, in the background."""
+        tier = cast("Tier", self._state.tier)
+        tier.send(tier.invalidation(flight.op))
 
     def _put_found(self, flight: Flight[Any], found: Found) -> Any:
         """Put what L2 has into L1, and return what *flight* lands with."""
         operation = self._operation
         operation.counters.l2_hits += 1
-        policy = operation.policy
-        flight.origin = Origin("store", -inf, self._state.clock() + (found.life or 0.0))
+        policy, now, longest = operation.policy, self._state.clock(), inf if found.life is None else found.life
+        flight.origin = Origin("store", now - found.age, now + (found.life or 0.0))
+        if self._freshness is not None:
+            self._freshness.note_success(flight.op)
         kept = operation.isolate(found.payload) if policy.isolate else found.value
         if (policy.ttl is not None or self._state.tracking is not None) and self._may_put(flight):
             life = operation.life("ttl", found.value)
-            self._put(flight, kept, life, longest=inf if found.life is None else found.life)  # 7
+            self._put(flight, kept, life, longest=longest, kept_left=longest + found.stale_for, age=found.age)  # 7
         return kept
 
     def previous(self) -> Previous | None:
@@ -539,12 +575,17 @@ class FlightLoad:
         """Return the old value in a tuple of one, if *flight* has failed with *error* and that is the answer then."""
         freshness = self._freshness
         assert freshness is not None
-        if not isinstance(error, (*self._operation.policy.stale_on, RecentFailure, Overloaded)):
+        policy, lease = self._operation.policy, self._lease
+        if not isinstance(error, (*policy.stale_on, RecentFailure, Overloaded)):
             return None
-        is_latest = self._may_put(flight)  # no old value comes back after an invalidation
-        if not isinstance(error, Overloaded):  # else there was no load, and the next may get a slot
-            freshness.note_failure(flight.op, error, has_marker=False)
-        if flight.is_refresh or not is_latest or (old := freshness.rescuer()) is None:
+        # Else another load has failed, or there was no slot: no load began.
+        if flight.will_load and not isinstance(error, Overloaded):
+            has_marker = lease is not None and lease.is_owned and policy.longest_pause is not None
+            if has_marker and lease is not None:
+                lease.failure = LoadFailure(FIRST_PAUSE, cast("float", policy.longest_pause), type(error).__name__)
+            freshness.note_failure(flight.op, error, has_marker=has_marker)
+        # All that wait began before any invalidation, so that they may have what was true then.
+        if flight.is_refresh or (old := freshness.rescuer()) is None:
             return None
         flight.origin = old.origin
         return (old.kept,)
@@ -617,6 +658,16 @@ def bounded(find: FindT, operation: Operation) -> FindT:
         return found
 
     return cast("FindT", find_with_room)
+
+
+def _make_lease(state: LoopState, operation: Operation, op: str, tags: Sequence[str]) -> Lease:
+    """Return the access to L2 of a flight of *op*."""
+    tier = cast("Tier", state.tier)  # no l2_ttl without a store
+    length, longest_ttl, fingerprint = operation.lease_length, operation.max_l2_ttl, operation.fingerprint(tags)
+    if not operation.policy.may_answer_old:
+        return Lease(tier, op, tags, length, longest_ttl, operation.counters, fingerprint)
+    windows = {"window": operation.policy.window, "margin": early_margin(state, operation, op)}
+    return Lease(tier, op, tags, length, longest_ttl, operation.counters, fingerprint, **windows)
 
 
 async def _check_replaced(refreshes: Mapping[str, Flight[Any]], value: object) -> None:

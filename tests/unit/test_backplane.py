@@ -30,6 +30,9 @@ class Listener:
     def on_invalidated(self, op: str) -> None:
         self.heard.append(f"op {op}")
 
+    def on_softened(self, op: str) -> None:
+        self.heard.append(f"old {op}")
+
     def on_tag_invalidated(self, tag: str) -> None:
         self.heard.append(f"tag {tag}")
 

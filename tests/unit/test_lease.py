@@ -422,7 +422,7 @@ async def test_value_is_fresh_for_its_life(here: Process, clock: ManualClock) ->
     clock.advance(20)
 
     lease = here.lease(window=30)
-    assert Found(b"soup", b"soup", 40) == await lease.acquire(as_it_is)
+    assert Found(b"soup", b"soup", 40, 30, 20) == await lease.acquire(as_it_is)
     assert lease.old is None
 
 

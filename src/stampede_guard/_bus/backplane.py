@@ -33,6 +33,9 @@ class BusListener(Protocol):
     def on_invalidated(self, op: str) -> None:
         """Handle the invalidation of *op* by another process."""
 
+    def on_softened(self, op: str) -> None:
+        """Handle the soft invalidation of *op* by another process."""
+
     def on_tag_invalidated(self, tag: str) -> None:
         """Handle the invalidation of *tag*."""
 
@@ -207,9 +210,10 @@ class Backplane:
         self._trust(sent_at)
 
     def _invalidate(self, message: Message) -> None:
-        if message.kind in ("i", "s"):  # L2 has a value that was made stale
+        if message.kind in ("i", "s"):
             self._note_recent(self._tier.key(message.subject))
-            self._listener.on_invalidated(message.subject)
+            forget = self._listener.on_softened if message.kind == "s" else self._listener.on_invalidated
+            forget(message.subject)
         elif message.kind == "t":
             self._note_recent(self._tier.tag_key(message.subject))
             self._listener.on_tag_invalidated(message.subject)

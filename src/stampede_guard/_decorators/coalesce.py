@@ -187,6 +187,17 @@ class Coalesced(FunctionProxy, Generic[P, T]):
         """
         await self.guard._invalidator.invalidate_of(self._operation, [self.key(*args, **kwargs)])
 
+    async def expire(self, *args: P.args, **kwargs: P.kwargs) -> None:
+        """Let the answer to such a call be stale from now on: what `invalidate` does, but old values stay.
+
+        Callers get the old value within `stale`, while one flight replaces it, and within `stale_if_error` if that
+        fails. Without these options there is no old value, and this is `invalidate`.
+
+        Raises:
+            InvalidationPending: the store has not confirmed (see `Guard.invalidate`).
+        """
+        await self.guard._invalidator.invalidate_of(self._operation, [self.key(*args, **kwargs)], is_soft=True)
+
     async def refresh(self, *args: P.args, **kwargs: P.kwargs) -> T:
         """Load now, replace what is cached, and return it; when the load fails, what was cached stays.
 

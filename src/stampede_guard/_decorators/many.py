@@ -119,9 +119,19 @@ class CoalescedMany(Generic[K, V]):
         Raises:
             InvalidationPending: the store has not confirmed (see `Guard.invalidate`).
         """
+        await self.guard._invalidator.invalidate_of(self._operation, self._ops(ids))
+
+    async def expire(self, *ids: K) -> None:
+        """Let what is known of *ids* be stale from now on; for the rest, see `Coalesced.expire`.
+
+        Raises:
+            InvalidationPending: the store has not confirmed (see `Guard.invalidate`).
+        """
+        await self.guard._invalidator.invalidate_of(self._operation, self._ops(ids), is_soft=True)
+
+    def _ops(self, ids: Iterable[K]) -> list[str]:
         self._checked(ids)
-        ops = list(dict.fromkeys(map(self._build_key, ids)))  # not of equal ids: 1 and 1.0 may be two ops
-        await self.guard._invalidator.invalidate_of(self._operation, ops)
+        return list(dict.fromkeys(map(self._build_key, ids)))  # not of equal ids: 1 and 1.0 may be two ops
 
     def key(self, one_id: K, /) -> str:
         """Return the op id of an id."""

@@ -6,6 +6,7 @@ lease; see `stores/_redis/scripts.py`. This is what one event loop knows of it.
 """
 
 from collections.abc import Callable
+from math import inf
 from random import random
 from typing import NamedTuple
 
@@ -14,6 +15,7 @@ from .failure import bare_copy
 
 FIRST_PAUSE = 1.0  # seconds after the first failure; each further failure doubles them
 REMEMBERED = 60.0  # seconds after a pause within which another failure counts as the next
+_RECHECK = 1.0  # seconds after which the store is asked whether a pause is over
 _ROOM = 4096  # pauses that are remembered
 _SPREAD = 0.1  # part by which a pause is lengthened at random: loads that failed together must not begin together
 
@@ -24,12 +26,14 @@ class Pause(NamedTuple):
     Attributes:
         failures: How many there were.
         ends_at: Instant from which on another load may begin.
+        recheck_at: Instant from which on the store may know better.
         kind: Name of the error's type.
         error: A copy of the error; `None` if the load was another process's.
     """
 
     failures: int
     ends_at: float
+    recheck_at: float
     kind: str
     error: Exception | None
 
@@ -47,25 +51,26 @@ class Pauses:
         self._clock = clock
         self._pauses: dict[str, Pause] = {}
 
-    def note_failure(self, op: str, error: Exception, longest: float) -> float:
-        """Begin the next pause of *op*, whose load failed with *error*; return its seconds, about *longest* at most."""
+    def note_failure(self, op: str, error: Exception, longest: float, *, is_stored: bool = False) -> float:
+        """Begin the next pause of *op*, whose load failed with *error*; return its seconds, about *longest* at most.
+
+        If the pause *is_stored*, the store is asked once a second whether another process has ended it.
+        """
         last = self._pauses.get(op)
         failures = 0 if last is None or self._clock() > last.ends_at + REMEMBERED else last.failures
         seconds = min(FIRST_PAUSE * 2.0**failures, longest) * (1 + _SPREAD * random())  # noqa: S311  # no secret
-        self._note(op, Pause(failures + 1, self._clock() + seconds, type(error).__name__, bare_copy(error)))
+        now, longest_wait = self._clock(), _RECHECK if is_stored else inf
+        kind, copied = type(error).__name__, bare_copy(error)
+        self._note(op, Pause(failures + 1, now + seconds, now + min(seconds, longest_wait), kind, copied))
         return seconds
-
-    def shorten(self, op: str, seconds: float) -> None:
-        """Let the pause of *op* end after *seconds* at the latest: the store knows how long it lasts."""
-        last = self._pauses[op]
-        self._pauses[op] = last._replace(ends_at=min(last.ends_at, self._clock() + seconds))
 
     def note_told(self, op: str, seconds: float, kind: str) -> None:
         """Note that *op* pauses for *seconds*, as the store tells, after an error whose type has the name *kind*."""
         last = self._pauses.get(op)
         error = None if last is None or last.kind != kind else last.error
         failures = 1 if last is None else last.failures
-        self._note(op, Pause(failures, self._clock() + seconds, kind, error))
+        now = self._clock()
+        self._note(op, Pause(failures, now + seconds, now + min(seconds, _RECHECK), kind, error))
 
     def _note(self, op: str, pause: Pause) -> None:
         if op not in self._pauses and len(self._pauses) >= _ROOM:
@@ -75,7 +80,7 @@ class Pauses:
     def is_on(self, op: str) -> bool:
         """Whether no load of *op* may begin now."""
         pause = self._pauses.get(op)
-        return pause is not None and self._clock() < pause.ends_at
+        return pause is not None and self._clock() < pause.recheck_at
 
     def forget(self, op: str) -> None:
         """Let a load of *op* begin, as if none had failed."""

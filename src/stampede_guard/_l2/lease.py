@@ -9,6 +9,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
+from math import inf
 from typing import Any, Literal, NamedTuple
 
 from .._codecs.fingerprint import NO_FINGERPRINT
@@ -37,11 +38,15 @@ class Found(NamedTuple):
         value: The decoded value.
         payload: The bytes that it was decoded from.
         life: Seconds for which it is fresh; `None` if the store cannot tell.
+        stale_for: Seconds after that for which the store keeps it.
+        age: Seconds since it was stored.
     """
 
     value: Any
     payload: bytes
     life: float | None
+    stale_for: float = 0.0
+    age: float = 0.0
 
 
 class OldValue(NamedTuple):
@@ -360,10 +365,11 @@ class Lease:
             decoded = decode(opened.payload)
             self.was_undecodable = decoded is None
             if decoded is not None:
-                life = stored.ttl
-                if life is not None and (opened.lag or opened.stale):
+                life, age = stored.ttl, inf
+                if life is not None:
                     life = max(life - opened.lag - opened.stale, 0.0)
-                return Found(decoded[0], opened.payload, life)
+                    age = max(opened.life - life, 0.0)
+                return Found(decoded[0], opened.payload, life, opened.stale, age)
         self._rejected = b"=" + token_of(stored.envelope, self._request.fingerprint)
         return None
 
