@@ -86,8 +86,10 @@ class DataPath:
         here, running, counters = self._states.here, self._states.running, operation.counters
         may_answer_old = operation.policy.may_answer_old
         find: Any = self.old_or_flight if may_answer_old else self.join_or_launch
+        launch: Any = find if may_answer_old else self.launch
         if build_partition is not None:
             find = partial(find, build_partition=build_partition)
+            launch = partial(launch, build_partition=build_partition)
 
         def lookup_or_launch(op: str, args: Any, kwargs: Any, shown: Any) -> Any:
             state = here() or running()
@@ -99,13 +101,13 @@ class DataPath:
                 return slot.value
             flight = state.board.flights.get(op)  # 2
             if (
-                flight is None
-                or (may_answer_old and flight.interim is not None)
-                or not self.enabled
+                not self.enabled
                 or self.rollout < 1
-                or not state.memory.may_join(flight.joinable_until)
+                or (may_answer_old and flight is not None and flight.interim is not None)
             ):
                 return find(state, operation, op, function, args, kwargs, build_tags)
+            if flight is None or not state.memory.may_join(flight.joinable_until):
+                return launch(state, operation, op, function, args, kwargs, build_tags)
             if not flight.is_noted and flights is not None and len(op) < MAX_OP_LENGTH:
                 flight.is_noted = True
                 state.memory.note_in(flights, shown, Slot(ref(flight), flight.joinable_until))
@@ -300,6 +302,39 @@ class DataPath:
         if flight is not None:
             operation.counters.joins += 1
             return flight
+        flight = self.launch(
+            state,
+            operation,
+            op,
+            function,
+            args,
+            kwargs,
+            build_tags,
+            is_shared=is_shared,
+            is_refresh=is_refresh,
+            replaces=replaces,
+            build_partition=build_partition,
+        )
+        if on_launch is not None:
+            on_launch(flight)
+        return flight
+
+    def launch(  # noqa: PLR0913, PLR0917  # as above
+        self,
+        state: LoopState,
+        operation: Operation,
+        op: str,
+        function: Callable[..., Awaitable[Any]],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        build_tags: Callable[..., Sequence[str]] | None,
+        *,
+        is_shared: bool = True,
+        is_refresh: bool = False,
+        replaces: bool = False,
+        build_partition: Callable[..., str] | None = None,
+    ) -> Flight[Any]:
+        """Return a new flight of *op*, the current one if it *is_shared*."""
         tags = () if build_tags is None else build_tags(*args, **kwargs)
         before = state.overtake(op) if is_refresh else None
         # The epoch is taken before anything is read: an invalidation after the launch begins another one.
@@ -342,8 +377,6 @@ class DataPath:
         flight.joinable_until = state.memory.joinable_until()
         if freshness is not None:
             freshness.offer(flight)
-        if on_launch is not None:
-            on_launch(flight)
         return flight
 
     def _shares(self, op: str) -> bool:

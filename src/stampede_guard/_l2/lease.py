@@ -126,7 +126,6 @@ class Lease:
         longest_ttl: float,
         counters: Counters,
         fingerprint: bytes = NO_FINGERPRINT,
-        *,
         window: float = 0.0,
         margin: float = 0.0,
     ) -> None:
@@ -138,7 +137,7 @@ class Lease:
         self._counters = counters
         marks_ttl = max(tier.marks_life, 2 * longest_ttl)
         keys = tier.tag_keys(tags)
-        self._request = AcquireRequest(self._key, keys, length, marks_ttl, fingerprint, window=window, margin=margin)
+        self._request = AcquireRequest(self._key, keys, length, marks_ttl, fingerprint, window, margin)
 
     def start(self, on_answer: Callable[[object], None]) -> bool:
         """Start to read without a task, if nothing has to be waited for; return whether that was possible.
@@ -327,11 +326,11 @@ class Lease:
             self._length,
             last.marks_ttl,
             last.fingerprint,
+            last.window,
+            last.margin,
             token=token or new_token(),
             reject=self._rejected,
             previous_token=previous_token,
-            window=last.window,
-            margin=last.margin,
         )
         self._asked_at = self._tier.clock()
         return self._tier.store.acquire(self._request)

@@ -147,19 +147,18 @@ class AcquireRequest:
         "window",
     )
 
-    def __init__(  # noqa: PLR0913  # all that one round trip takes
+    def __init__(  # noqa: PLR0913, PLR0917  # all that one round trip takes; keyword-only ones would cost reads
         self,
         key: str,
         tags: Sequence[str],
         lease: float,
         marks_ttl: float,
         fingerprint: bytes = NO_FINGERPRINT,
-        *,
+        window: float = 0.0,
+        margin: float = 0.0,
         token: str = "",
         reject: bytes = b"",
         previous_token: str = "",
-        window: float = 0.0,
-        margin: float = 0.0,
     ) -> None:
         self.key = key
         self.tags = tags

@@ -14,7 +14,7 @@ from .._codecs.fingerprint import NO_FINGERPRINT
 # payload. The scripts read the head and the entries at these offsets.
 _HEAD = struct.Struct(">4s16sB")
 _ENTRY = struct.Struct(">8sQQQ22sQBI")
-_FIRST = struct.Struct(_HEAD.format + _ENTRY.format[1:])
+_FIRST_BODY = _HEAD.size + _ENTRY.size  # offset of the body of a value that is alone
 _MAGIC = b"SGv4"
 _TOKEN = slice(32, 54)  # of an entry
 _NEVER_STALE = bytes(16)  # lag and stale of an envelope's only value
@@ -130,18 +130,16 @@ def freshness_of(  # noqa: PLR0917  # as ACQUIRE has it
 
 def unseal(key: str, envelope: bytes, fingerprint: bytes = NO_FINGERPRINT) -> UnsealedValue | None:
     """Return the value with *fingerprint*; `None` without one, or if this is no complete envelope of *key*."""
-    if len(envelope) < _FIRST.size:
+    if not envelope.startswith(_MAGIC + key_digest(key)):
         return None
-    magic, digest, values, first, lag, stale, life, token, _, count, length = _FIRST.unpack_from(envelope)
-    begins, end = _FIRST.size, _FIRST.size + length
-    if values != 1 or first != fingerprint:
-        at = entry_of(envelope, fingerprint)
-        if at <= 0:
-            return None
-        _, lag, stale, life, token, _, count, length = _ENTRY.unpack_from(envelope, at)
-        begins, end = _bodies(envelope, at)
+    is_alone = envelope.startswith(b"\1" + fingerprint, COUNT_AT) and len(envelope) >= _FIRST_BODY
+    at = _HEAD.size if is_alone else entry_of(envelope, fingerprint)
+    if at <= 0:
+        return None
+    _, lag, stale, life, token, _, count, length = _ENTRY.unpack_from(envelope, at)
+    begins, end = (_FIRST_BODY, _FIRST_BODY + length) if is_alone else _bodies(envelope, at)
     start, ends = begins + count * _MARK_SIZE, begins + length
-    if magic != _MAGIC or digest != key_digest(key) or end != len(envelope) or start > ends:
+    if end != len(envelope) or start > ends:
         return None
     marks: tuple[bytes, ...] = (envelope[begins:start],)
     if count != 1:  # most values have one
