@@ -1,14 +1,14 @@
 """One load for all of a cluster: each guard here has an instance of its own, as a process has."""
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
 from itertools import pairwise
 from typing import Any
 
 import pytest
 from inside import backplane_of, instance_of, is_expecting, is_up, new_leases, tier_of
-from loaders import returning
+from loaders import Kitchen, returning
 from observing import until_gone
 from redis.asyncio import Redis
 from stored import bytes_at, fingerprint_for
@@ -42,30 +42,6 @@ def short_leases(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(operation, "_LEASES", (0.3, 0.3))
 
 
-class Kitchen:
-    """Loads: counts, and waits at a gate, which is open unless the test says otherwise."""
-
-    def __init__(self, *, is_open: bool = True) -> None:
-        self.gate = Gate()
-        self.dishes: Iterator[str] = iter(f"soup {number}" for number in range(1, 1000))
-        self.error: Exception | None = None
-        if is_open:
-            self.gate.open()
-
-    @property
-    def loads(self) -> int:
-        """How many loads began."""
-        return self.gate.arrived
-
-    async def load(self) -> str:
-        """Load."""
-        dish = next(self.dishes)
-        await self.gate.passage()
-        if self.error is not None:
-            raise self.error
-        return dish
-
-
 def ask(guard: Guard, kitchen: Kitchen, **options: Any) -> "asyncio.Task[str]":
     """Begin a call that both tiers remember."""
     options = {"ttl": 60, "l2_ttl": 60, "returns": str, **options}
@@ -90,31 +66,6 @@ async def test_each_guard_is_an_instance(make_guard: MakeGuard) -> None:
 
     assert len(instances) == 5
     assert {22} == {len(instance) for instance in instances}
-
-
-@pytest.mark.usefixtures("long_leases")
-async def test_one_load_for_all_guards(make_guard: MakeGuard, admin: Redis, key: str) -> None:
-    """Five guards with ten callers each load once; the end of the load wakes all, and leaves no lease."""
-    kitchen = Kitchen(is_open=False)
-    async with AsyncExitStack() as stack:
-        guards = [await stack.enter_async_context(make_guard()) for _ in range(5)]
-        calls = [ask(guards[0], kitchen)]
-        await kitchen.gate.arrivals(1)
-        calls += [ask(guard, kitchen) for guard in guards for _ in range(10)]
-        await until(lambda: all(is_expecting(guard, OP) for guard in guards[1:]), "four to wait")
-        kitchen.gate.open()
-        answers = await asyncio.gather(*calls)
-
-        assert [{}] * 5 == [backplane_of(guard)._wake_ups for guard in guards]
-    stats = [guard.stats() for guard in guards]
-
-    assert {"soup 1"} == {*answers}
-    assert kitchen.loads == 1
-    assert [1, 0, 0, 0, 0] == [each.loads for each in stats]
-    assert [0, 1, 1, 1, 1] == [each.l2_waits for each in stats]
-    assert [0, 1, 1, 1, 1] == [each.l2_hits for each in stats]
-    assert [1, 0, 0, 0, 0] == [each.l2_misses for each in stats]
-    assert not await admin.exists(f"{key}:l")
 
 
 @pytest.mark.usefixtures("long_leases")
@@ -156,54 +107,6 @@ async def test_lost_word_is_made_up_for_by_polling(
 
     assert ["soup 1"] * 2 == await asyncio.gather(leader, follower)
     assert kitchen.loads == 1
-
-
-@pytest.mark.usefixtures("long_leases")
-async def test_failure_hands_the_right_on(pair: tuple[Guard, Guard]) -> None:
-    """The leader's callers get its error; whoever waited elsewhere loads at once."""
-    first, second = pair
-    broken, kitchen = Kitchen(is_open=False), Kitchen()
-    broken.error = ValueError("out of soup")
-    leader = ask(first, broken)
-    await broken.gate.arrivals(1)
-    follower = ask(second, kitchen)
-    await until(lambda: is_expecting(second, OP), "the other to wait")
-    broken.gate.open()
-
-    with pytest.raises(ValueError, match="out of soup"):
-        await leader
-    assert await follower == "soup 1"
-    assert second.stats().l2_misses == 1
-
-
-@pytest.mark.usefixtures("long_leases")
-async def test_cancellation_hands_the_right_on(pair: tuple[Guard, Guard]) -> None:
-    """A load that nobody waits for any more, and that is cancelled, leaves the right to whoever waits elsewhere."""
-    first, second = pair
-    abandoned, kitchen = Kitchen(is_open=False), Kitchen()
-    leader = ask(first, abandoned, on_abandon="cancel")
-    await abandoned.gate.arrivals(1)
-    follower = ask(second, kitchen)
-    await until(lambda: is_expecting(second, OP), "the other to wait")
-
-    leader.cancel()
-
-    assert await follower == "soup 1"
-    assert leader.cancelled()
-
-
-@pytest.mark.usefixtures("long_leases")
-async def test_load_timeout_hands_the_right_on(pair: tuple[Guard, Guard]) -> None:
-    """A load that took too long leaves the right to whoever waits elsewhere."""
-    first, second = pair
-    slow, kitchen = Kitchen(is_open=False), Kitchen()
-    leader = ask(first, slow, load_timeout=0.2)
-    await slow.gate.arrivals(1)
-    follower = ask(second, kitchen)
-
-    with pytest.raises(LoadTimeout):
-        await leader
-    assert await follower == "soup 1"
 
 
 @pytest.mark.usefixtures("long_leases")
@@ -453,20 +356,6 @@ async def test_lost_lease_is_noticed_by_the_fill(make_guard: MakeGuard, admin: R
     assert OTHER.encode() == await admin.get(f"{key}:l")
 
 
-async def test_another_s_load_is_waited_for_no_longer_than_a_load_may_take(
-    make_guard: MakeGuard, admin: Redis, key: str
-) -> None:
-    """When `load_timeout` has passed, one loads for oneself, and does not store: the right is still another's."""
-    await admin.set(f"{key}:l", OTHER, px=60_000)
-    async with make_guard() as guard:
-        assert await ask(guard, Kitchen(), load_timeout=0.2) == "soup 1"
-        assert guard.peek(OP) is not None
-        assert (1, 1) == (guard.stats().l2_waits, guard.stats().loads)
-
-    assert not await admin.exists(f"{key}:v")
-    assert f"{OTHER}w".encode() == await admin.get(f"{key}:l")
-
-
 @pytest.mark.usefixtures("long_leases")
 async def test_caller_who_leaves_stops_waiting(make_guard: MakeGuard, admin: Redis, key: str) -> None:
     """A caller who has waited long enough leaves; with the last, if so asked, the wait for another's load ends."""
@@ -479,26 +368,6 @@ async def test_caller_who_leaves_stops_waiting(make_guard: MakeGuard, admin: Red
 
     assert kitchen.loads == 0
     assert f"{OTHER}w".encode() == await admin.get(f"{key}:l")
-
-
-@pytest.mark.usefixtures("long_leases")
-async def test_without_lease_nobody_waits(pair: tuple[Guard, Guard], admin: Redis, key: str) -> None:
-    """With `lease=False` a guard loads though another does; the other's value is the one that is stored."""
-    first, second = pair
-    kitchen = Kitchen(is_open=False)
-    calls = [ask(first, kitchen)]
-    await kitchen.gate.arrivals(1)
-    calls.append(ask(second, kitchen, lease=False))
-    await kitchen.gate.arrivals(2)
-    assert not await admin.exists(f"{key}:v")
-    kitchen.gate.open()
-
-    assert ["soup 1", "soup 2"] == await asyncio.gather(*calls)
-    assert second.stats().l2_waits == 0
-    assert b"soup 1" in await bytes_at(admin, f"{key}:v")
-    entry = second.peek(OP)
-    assert entry is not None
-    assert entry.value == "soup 2"
 
 
 async def test_without_lease_one_still_stores(make_guard: MakeGuard, admin: Redis, key: str) -> None:
@@ -563,24 +432,6 @@ async def test_garbage_that_is_replaced_by_garbage_is_given_up(
         assert (await bytes_at(admin, f"{key}:v")).endswith(b"\xff")
         clock.advance(1)
         assert guard.peek(OP) is None
-
-
-async def test_refresh_replaces_what_others_remember(pair: tuple[Guard, Guard], admin: Redis, key: str) -> None:
-    """What a refresh stored is what the others give out next; they are told, though nobody waits."""
-    first, second = pair
-    old, new = Kitchen(), Kitchen()
-    new.dishes = iter(["stew"])
-    assert await ask(first, old) == "soup 1"
-    assert await ask(second, old) == "soup 1"
-
-    assert await refreshing(first, new)() == "stew"
-    await until(lambda: second.peek(OP) is None, "the other to be told")
-
-    assert await ask(second, old) == "stew"
-    entry = first.peek(OP)
-    assert entry is not None
-    assert entry.value == "stew"
-    assert not await admin.exists(f"{key}:l")
 
 
 @pytest.mark.usefixtures("long_leases")

@@ -10,9 +10,8 @@ from observing import commands_run, load_scripts
 from redis.asyncio import Redis
 from waiting import until
 
-from stampede_guard import ConfigurationError, Guard, InvalidKey, coalesce
+from stampede_guard import Guard, InvalidKey, coalesce
 from stampede_guard._l2.tier import key_of
-from stampede_guard.testing import FaultStore, ManualClock
 
 MakeGuard = Callable[..., Guard]
 Pair = tuple[Guard, Guard]
@@ -243,33 +242,3 @@ async def test_sixteen_tags_are_kept(pair: Pair) -> None:
     await second.invalidate_tag("tag-15")
 
     assert await ask(first, "new", "menu-7", *tags) == "new"
-
-
-async def test_store_that_has_no_tags_refuses_them() -> None:
-    """Over a plain store, what rests on tags is refused where it is asked for, and nothing is done."""
-    guard = Guard(lambda: FaultStore(ManualClock()))
-    async with guard:
-        await ask(guard, "soup", ttl=60)
-        for refused in (
-            lambda: ask(guard, "soup", "menu-8", "menus"),
-            lambda: guard.invalidate_tag("menus"),
-            guard.clear,
-        ):
-            with pytest.raises(ConfigurationError, match="Redis store"):
-                await refused()
-        assert guard.peek("menu-7") is not None
-        assert guard.capabilities == frozenset()
-
-    @coalesce("menu", guard=guard, l2_ttl=60, tags=("menus",))
-    async def load() -> str:
-        return "soup"
-
-    with pytest.raises(ConfigurationError, match="tags need a Redis store"):
-        await guard.__aenter__()
-    del load
-
-
-async def test_capabilities_of_redis(make_guard: MakeGuard) -> None:
-    """A Redis store can do all of it."""
-    async with make_guard() as guard:
-        assert guard.capabilities >= {"leases", "backplane", "tags", "versions"}

@@ -3,10 +3,10 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
-from inside import backplane_of, tier_of, untyped
+from inside import tier_of
 from leasing import LeasingDouble, Server
 from waiting import eventually
 
@@ -15,7 +15,6 @@ from stampede_guard import (
     Guard,
     GuardClosed,
     InvalidationPending,
-    InvalidKey,
     LoadCancelled,
     coalesce,
 )
@@ -95,11 +94,6 @@ async def fleet(server: Server) -> AsyncIterator[tuple[Process, Process]]:
 # What a guard can do
 
 
-async def test_capabilities_are_the_stores(fleet: tuple[Process, Process]) -> None:
-    """A guard can do what its store can."""
-    assert frozenset({"leases", "backplane", "tags", "versions"}) == fleet[0].guard.capabilities
-
-
 async def test_capabilities_of_other_guards(clock: ManualClock) -> None:
     """A plain store can do none of it, nor can memory; of a closed guard nobody knows."""
     guard = Guard(lambda: FaultStore(clock), clock=clock)
@@ -112,40 +106,6 @@ async def test_capabilities_of_other_guards(clock: ManualClock) -> None:
 
 
 # One load per fleet
-
-
-async def test_one_load_for_all(fleet: tuple[Process, Process], load: Loader) -> None:
-    """While one process loads, the others wait for it, and have the answer when it is there."""
-    here, there = fleet
-    load.gate = Gate()
-    first = here.ask(load)
-    await load.gate.arrivals(1)
-    second = there.ask(load)
-    await eventually(lambda: there.waits)
-    load.gate.open()
-
-    assert ("soup 1", "soup 1", 1) == (await first, await second, load.loads)
-    assert (1, 0, 0) == (there.guard.stats().l2_hits, there.guard.stats().l2_misses, there.guard.stats().loads)
-
-
-async def test_load_that_fails_elsewhere(fleet: tuple[Process, Process], load: Loader) -> None:
-    """When the load that a process waits for fails, it loads itself."""
-    here, there = fleet
-    gate = Gate()
-
-    async def fail() -> str:
-        await gate.passage()
-        raise ValueError("no menu")
-
-    first = here.ask(fail)
-    await gate.arrivals(1)
-    second = there.ask(load)
-    await eventually(lambda: there.waits)
-    gate.open()
-
-    with pytest.raises(ValueError, match="no menu"):
-        await first
-    assert "soup 1" == await second
 
 
 async def _times_out(*_: Any, **__: Any) -> bool:
@@ -242,52 +202,6 @@ async def test_word_that_was_lost(
     assert ("soup 1", "soup 1", 1) == (await first, await second, load.loads)
 
 
-async def test_load_that_takes_too_long_elsewhere(fleet: tuple[Process, Process], load: Loader, server: Server) -> None:
-    """Another's load is waited for as long as a load may take; then this process loads too, and does not store."""
-    here, there = fleet
-    load.gate = Gate()
-    first = here.ask(load)
-    await load.gate.arrivals(1)
-    second = await there.ask(Loader("salad"), load_timeout=0.001)
-    load.gate.open()
-
-    assert ("soup 1", "salad 1", {}) == (await first, second, backplane_of(there.guard)._wake_ups)
-    assert b"soup 1" == server.values[KEY][0][-6:]
-
-
-async def test_waiting_has_an_end_without_a_load_timeout(
-    fleet: tuple[Process, Process], load: Loader, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """So has the waiting of an operation whose loads may take any time."""
-    monkeypatch.setattr(course_module, "_WAIT", 0.001)
-    here, there = fleet
-    load.gate = Gate()
-    first = here.ask(load)
-    await load.gate.arrivals(1)
-    second = await there.ask(Loader("salad"), load_timeout=None)
-    load.gate.open()
-
-    assert ("soup 1", "salad 1") == (await first, second)
-
-
-@pytest.mark.parametrize("how", ["lease=False", "disabled", "rollout=0"])
-async def test_load_that_is_not_waited_for(
-    how: str, fleet: tuple[Process, Process], load: Loader, server: Server
-) -> None:
-    """Who does not wait for another's load loads at once, without the right to store."""
-    here, there = fleet
-    there.guard.enabled = how != "disabled"
-    there.guard.rollout = 0.0 if how == "rollout=0" else 1.0
-    load.gate = Gate()
-    first = here.ask(load)
-    await load.gate.arrivals(1)
-    second = await there.ask(Loader("salad"), lease=how != "lease=False")
-    load.gate.open()
-
-    assert ("soup 1", "salad 1") == (await first, second)
-    assert (0, b"soup 1") == (there.waits, server.values[KEY][0][-6:])
-
-
 async def test_blind(fleet: tuple[Process, Process], load: Loader, clock: ManualClock, server: Server) -> None:
     """Without an answer of the store a process loads, stores nothing, and remembers it for a second."""
     here, _ = fleet
@@ -368,34 +282,6 @@ async def test_load_that_is_cancelled_at_the_end(server: Server, load: Loader) -
 # Invalidations
 
 
-async def test_invalidation_reaches_every_process(fleet: tuple[Process, Process], load: Loader) -> None:
-    """What one process invalidates, all forget; nobody loads twice."""
-    here, there = fleet
-    for process in fleet:
-        await process.ask(load)
-    before = there.peek()
-    await here.guard.invalidate(OP)
-    at_once = here.peek()
-    await eventually(lambda: there.peek() is None)
-
-    assert ("soup 1", None) == (before, at_once)
-    assert ["soup 2", "soup 2"] == [await process.ask(load) for process in fleet]
-
-
-async def test_load_that_another_process_overtook(fleet: tuple[Process, Process], load: Loader, server: Server) -> None:
-    """What began before an invalidation elsewhere answers who waits, and is remembered nowhere."""
-    here, there = fleet
-    load.gate = Gate()
-    call = here.ask(load)
-    await load.gate.arrivals(1)
-    server.is_mute = True  # the word is lost, or late
-    await there.guard.invalidate(OP)
-    load.gate.open()
-
-    assert ("soup 1", None, {}) == (await call, here.peek(), server.values)
-    assert 1 == here.guard.stats().overtaken
-
-
 @pytest.mark.parametrize("how", ["cut", "silence"])
 async def test_load_from_before_the_bus_was_lost_is_not_joined(
     how: str, fleet: tuple[Process, Process], load: Loader, server: Server, clock: ManualClock
@@ -446,22 +332,6 @@ async def test_load_without_a_bus_is_joined_for_a_second(
     assert ["soup 1", "soup 1", "soup 2"] == [await call for call in calls]
 
 
-async def test_refresh_reaches_every_process(fleet: tuple[Process, Process], load: Loader) -> None:
-    """What one process refreshes, the others forget, and read anew."""
-    here, there = fleet
-
-    @coalesce(OP, guard=here.guard, ttl=60, l2_ttl=60)
-    async def load_menu() -> str:
-        return await load()
-
-    for process in fleet:
-        await process.ask(load)
-    refreshed = await load_menu.refresh()
-    await eventually(lambda: there.peek() is None)
-
-    assert ["soup 2"] * 3 == [refreshed, await load_menu(), await there.ask(load)]
-
-
 async def test_unconfirmed_invalidation_is_repeated(
     fleet: tuple[Process, Process], load: Loader, server: Server
 ) -> None:
@@ -493,35 +363,7 @@ async def test_invalidation_without_waiting(fleet: tuple[Process, Process], load
     assert at_once is None
 
 
-@pytest.mark.parametrize("version", [-1, 2**53, True, 1.5])
-async def test_invalidation_with_a_wrong_version(version: Any, fleet: tuple[Process, Process], load: Loader) -> None:
-    """A version that is none is an error before anything is forgotten."""
-    here, _ = fleet
-    await here.ask(load)
-
-    with pytest.raises(ConfigurationError, match="version="):
-        await here.guard.invalidate(OP, version=version)
-    assert "soup 1" == here.peek()
-
-
 # Tags
-
-
-async def test_tag_reaches_every_process(fleet: tuple[Process, Process], load: Loader, server: Server) -> None:
-    """Everything with a tag is forgotten by all, in memory and in the store; what does not have it stays."""
-    here, there = fleet
-    tags: dict[str, Any] = {"a": ("soups", "hot"), "b": ("soups",), "c": ("hot",), "d": ()}
-    for op, own in tags.items():
-        for process in fleet:
-            await process.ask(load, op, tags=own)
-    await here.guard.invalidate_tag("soups")
-    at_once = [here.peek(op) for op in tags]
-    await eventually(lambda: there.peek("a") is None)
-    after = [there.peek(op) for op in tags]
-
-    assert [None, None, "soup 3", "soup 4"] == at_once == after
-    assert ["soup 5", "soup 6", "soup 3", "soup 4"] == [await there.ask(load, op, tags=own) for op, own in tags.items()]
-    assert 1 == here.store.asked.count("invalidate tag")
 
 
 async def test_tags_of_a_decorated_function(fleet: tuple[Process, Process], load: Loader) -> None:
@@ -540,64 +382,6 @@ async def test_tags_of_a_decorated_function(fleet: tuple[Process, Process], load
     assert ["soup 1", "soup 2", "soup 3", "soup 2"] == answers
 
 
-async def test_refresh_has_the_tags_too(fleet: tuple[Process, Process], load: Loader) -> None:
-    """What was refreshed is invalidated by its tags like what was loaded."""
-    here, there = fleet
-
-    @coalesce(OP, guard=here.guard, ttl=60, l2_ttl=60, tags=("menus",))
-    async def load_menu() -> str:
-        return await load()
-
-    await load_menu.refresh()
-    await there.guard.invalidate_tag("menus")
-    await eventually(lambda: load_menu.peek() is None)
-
-    assert "soup 2" == await load_menu()
-
-
-@pytest.mark.parametrize("how", ["its tag", "everything"])
-async def test_load_that_its_tag_overtook(how: str, fleet: tuple[Process, Process], load: Loader) -> None:
-    """What began before an invalidation of its tag answers who waited; who comes later gets a later answer."""
-    here, _ = fleet
-    load.gate = Gate()
-    early = here.ask(load, tags=("soups",))
-    await load.gate.arrivals(1)
-    await (here.guard.clear() if how == "everything" else here.guard.invalidate_tag("soups"))
-    late = here.ask(load, tags=("soups",))
-    await asyncio.sleep(0)
-    load.gate.open()
-
-    assert ["soup 1", "soup 2"] == [await early, await late]
-    assert "soup 2" == await here.ask(load, tags=("soups",))
-
-
-@pytest.mark.parametrize("how", ["its tag", "everything"])
-async def test_overtaken_load_is_not_remembered(how: str, fleet: tuple[Process, Process], load: Loader) -> None:
-    """When nobody asks anew, what was overtaken is in nobody's memory when it lands."""
-    here, _ = fleet
-    load.gate = Gate()
-    early = here.ask(load, tags=("soups",))
-    await load.gate.arrivals(1)
-    await (here.guard.clear() if how == "everything" else here.guard.invalidate_tag("soups"))
-    load.gate.open()
-
-    assert ("soup 1", None, 1) == (await early, here.peek(), here.guard.stats().overtaken)
-
-
-async def test_clear(fleet: tuple[Process, Process], load: Loader) -> None:
-    """`clear` forgets everything, everywhere."""
-    here, there = fleet
-    for op in "ab":
-        for process in fleet:
-            await process.ask(load, op)
-    await here.guard.clear()
-    at_once = [here.peek(op) for op in "ab"]
-    await eventually(lambda: there.peek("a") is None)
-
-    assert [None, None] == at_once == [there.peek(op) for op in "ab"]
-    assert ["soup 3", "soup 4"] == [await there.ask(load, op) for op in "ab"]
-
-
 async def test_unconfirmed_tag(fleet: tuple[Process, Process], load: Loader) -> None:
     """A tag whose invalidation is not confirmed is told, and holds in this process; so does a clearing."""
     here, _ = fleet
@@ -613,28 +397,10 @@ async def test_unconfirmed_tag(fleet: tuple[Process, Process], load: Loader) -> 
     assert here.peek() is None
 
 
-@pytest.mark.parametrize("tag", ["", 7, None, b"soups"])
-async def test_wrong_tag(tag: Any, fleet: tuple[Process, Process]) -> None:
-    """A tag is a string with something in it."""
-    with pytest.raises(InvalidKey, match="a tag is a string, and not empty"):
-        await fleet[0].guard.invalidate_tag(tag)
-
-
-async def test_tags_without_a_store(load: Loader) -> None:
-    """Tags work in memory alone."""
-    guard = Guard()
-    for op in "ab":
-        await guard.fetch(op, load, ttl=60, tags=(f"only {op}", "both"))
-    await guard.invalidate_tag("only a")
-    one = [guard.peek(op) is None for op in "ab"]
-    await guard.clear()
-
-    assert ([True, False], [True, True]) == (one, [guard.peek(op) is None for op in "ab"])
-
-
 async def test_tags_over_a_plain_store(clock: ManualClock, load: Loader) -> None:
-    """A store that cannot keep tags is no place for them: whoever asks for one is told so."""
+    """A store that cannot keep tags is no place for them: a caller that asks for one is told so, nothing is done."""
     async with Guard(lambda: FaultStore(clock), clock=clock) as guard:
+        await guard.fetch("menu-8", load, ttl=60)
         for use, what in (
             (guard.fetch(OP, load, tags=("soups",)), rf"{OP}: tags=\('soups',\): tags"),
             (guard.fetch(OP, load, version=len), f"{OP}: version=: versions"),
@@ -644,7 +410,8 @@ async def test_tags_over_a_plain_store(clock: ManualClock, load: Loader) -> None
         ):
             with pytest.raises(ConfigurationError, match=rf"^{what} need a Redis store; this guard's FaultStore has"):
                 await use
-    assert 0 == load.loads
+        assert guard.peek("menu-8") is not None
+    assert 1 == load.loads
 
 
 async def test_after_commit_over_a_plain_store(clock: ManualClock) -> None:
@@ -687,42 +454,6 @@ async def test_what_the_store_can_do_is_no_mistake(server: Server) -> None:
 
     async with process.guard:
         assert "soup" == await load_menu()
-
-
-# Versions
-
-
-class Menu(NamedTuple):
-    """A menu."""
-
-    version: int
-
-
-async def test_older_version_is_not_remembered(fleet: tuple[Process, Process], server: Server) -> None:
-    """A value that is older than what was invalidated for answers who waits, and is remembered nowhere."""
-    here, _ = fleet
-    versions = iter([6, 7])
-
-    @coalesce("menu", guard=here.guard, ttl=60, l2_ttl=60, version=lambda menu: menu.version)
-    async def load_menu() -> Menu:
-        return Menu(next(versions))
-
-    await here.guard.invalidate("menu", version=7)
-    old = await load_menu(), load_menu.peek(), {**server.values}
-
-    assert (Menu(6), None, {}) == old
-    assert (Menu(7), Menu(7)) == (await load_menu(), await load_menu())
-    assert 1 == here.guard.stats().overtaken
-
-
-async def test_version_that_is_none(fleet: tuple[Process, Process], server: Server, pause: Pause) -> None:
-    """A `version=` function that returns no version is an error of the call; the right to load is given back."""
-    here, _ = fleet
-
-    with pytest.raises(ConfigurationError, match=r"^fetch: its version= function returned version='7'"):
-        await here.guard.fetch(OP, Loader(), l2_ttl=60, returns=str, version=untyped(lambda _: "7"))
-    await pause()
-    assert ({}, {}) == (server.values, server.leases)
 
 
 # After a transaction

@@ -5,14 +5,15 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from inside import is_expecting, tier_of
-from observing import caught_up, until_gone
-from redis.asyncio import Redis
+from inside import echoed, is_expecting, tier_of
+from task_factories import in_force, pytest_generate_tests, task_factory
 from waiting import until
 
-from stampede_guard import ConfigurationError, Guard, _path, coalesce
-from stampede_guard._operations import operation
+from stampede_guard import ConfigurationError, Guard, coalesce
+from stampede_guard._l2.tier import key_of
 from stampede_guard.testing import Gate
+
+__all__ = ("in_force", "pytest_generate_tests", "task_factory")
 
 MakeGuard = Callable[..., Guard]
 Pair = tuple[Guard, Guard]
@@ -84,15 +85,22 @@ def remembered(guard: Guard) -> Any:
     return None if entry is None else entry.value
 
 
+async def is_stored(guard: Guard) -> bool:
+    """Return whether the store has a value of the op."""
+    tier = tier_of(guard)
+    return bool(await tier.store.stored_by(f"{key_of(guard._namespace, OP)}:v"))
+
+
 @WAYS
 @WHO
+@pytest.mark.parametrize("is_refresh", [False, True], ids=["load", "refresh"])
 async def test_load_in_flight_is_neither_stored_nor_remembered(
-    invalidate: Invalidate, is_other: bool, pair: Pair, make_guard: MakeGuard
+    is_refresh: bool, invalidate: Invalidate, is_other: bool, pair: Pair, make_guard: MakeGuard
 ) -> None:
-    """The value that was read before goes to whoever waits for it; nobody gets it afterwards."""
+    """The value that was read before goes to the callers that wait for it; no caller gets it afterwards."""
     first, second = pair
     table = Table("old", is_open=False)
-    call = ask(first, table)
+    call = asyncio.create_task(refreshing(first, table)()) if is_refresh else ask(first, table)
     await table.gate.arrivals(1)
     table.content = "new"
 
@@ -101,6 +109,7 @@ async def test_load_in_flight_is_neither_stored_nor_remembered(
 
     assert await call == "old"
     await until(lambda: remembered(first) is None, "the word to arrive")
+    assert 1 == first.stats().overtaken
     assert ["new", "new"] == [await ask(guard, table) for guard in pair]
     async with make_guard() as third:
         assert await ask(third, Table("not asked for")) == "new"
@@ -108,29 +117,7 @@ async def test_load_in_flight_is_neither_stored_nor_remembered(
 
 @WAYS
 @WHO
-async def test_refresh_in_flight_is_neither_stored_nor_remembered(
-    invalidate: Invalidate, is_other: bool, pair: Pair
-) -> None:
-    """A refresh has no more right than a load."""
-    first, second = pair
-    table = Table("old", is_open=False)
-    call = asyncio.create_task(refreshing(first, table)())
-    await table.gate.arrivals(1)
-    table.content = "new"
-
-    await invalidate(second if is_other else first)
-    table.gate.open()
-
-    assert await call == "old"
-    await until(lambda: remembered(first) is None, "the word to arrive")
-    assert ["new", "new"] == [await ask(guard, table) for guard in pair]
-
-
-@WAYS
-@WHO
-async def test_unleased_load_in_flight_is_not_remembered(
-    invalidate: Invalidate, is_other: bool, pair: Pair, admin: Redis
-) -> None:
+async def test_unleased_load_in_flight_is_not_remembered(invalidate: Invalidate, is_other: bool, pair: Pair) -> None:
     """Who loads without the right to store remembers no more than who has it."""
     first, second = pair
     table = Table("old", is_open=False)
@@ -141,7 +128,7 @@ async def test_unleased_load_in_flight_is_not_remembered(
     table.content = "new"
 
     await invalidate(second if is_other else first)
-    await caught_up(first, admin)
+    await echoed(first)
     table.gate.open()
 
     assert ["old", "old"] == await asyncio.gather(*calls)
@@ -174,10 +161,9 @@ async def test_callers_after_an_invalidation_do_not_join(invalidate: Invalidate,
     assert remembered(first) == "new"
 
 
-async def test_whoever_waits_elsewhere_loads_at_once(make_guard: MakeGuard, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("long_leases")
+async def test_waiter_elsewhere_loads_at_once(make_guard: MakeGuard) -> None:
     """An invalidation wakes those who wait for the load that it makes worthless; one of them loads anew."""
-    monkeypatch.setattr(operation, "_LEASES", (60.0, 60.0))
-    monkeypatch.setattr(_path, "_POLLS", (60.0, 60.0))
     async with make_guard() as first, make_guard() as second, make_guard() as third:
         slow, table = Table("old", is_open=False), Table("new")
         old = ask(first, slow)
@@ -199,7 +185,6 @@ async def test_value_that_was_read_from_the_store_before_is_not_remembered(  # f
     invalidate: Invalidate,
     is_other: bool,
     pair: Pair,
-    admin: Redis,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A value that is on its way from the store when the invalidation comes is not put into memory."""
@@ -218,7 +203,7 @@ async def test_value_that_was_read_from_the_store_before_is_not_remembered(  # f
     call = ask(first, Table("not asked for"))
     await gate.arrivals(1)
     await invalidate(second if is_other else first)
-    await caught_up(first, admin)
+    await echoed(first)
     gate.open()
 
     assert await call == "old"
@@ -227,7 +212,7 @@ async def test_value_that_was_read_from_the_store_before_is_not_remembered(  # f
 
 
 @pytest.mark.parametrize("is_refresh", [False, True], ids=["load", "refresh"])
-async def test_lagging_value_is_refused(is_refresh: bool, pair: Pair, admin: Redis, key: str) -> None:
+async def test_lagging_value_is_refused(is_refresh: bool, pair: Pair) -> None:
     """After `invalidate(version=3)` a 2 goes to whoever waits and no further; a 3 is stored and remembered."""
     first, second = pair
     table = Table(2)
@@ -236,7 +221,7 @@ async def test_lagging_value_is_refused(is_refresh: bool, pair: Pair, admin: Red
 
     assert [2, 2] == [await ask_once(), await ask_once()]
     assert remembered(first) is None
-    assert not await admin.exists(f"{key}:v", f"{key}:l")
+    assert (False, True) == (await is_stored(first), tier_of(first).leases.is_idle)
     assert first.stats().overtaken == 2
 
     table.content = 3
@@ -245,7 +230,7 @@ async def test_lagging_value_is_refused(is_refresh: bool, pair: Pair, admin: Red
     assert await ask_versioned(second, Table(99)) == 3
 
 
-async def test_lagging_value_is_refused_by_the_version_that_is_stored(pair: Pair, admin: Redis, key: str) -> None:
+async def test_lagging_value_is_refused_by_the_version_that_is_stored(pair: Pair) -> None:
     """A refresh from a replica that lags stores nothing, and leaves nothing: what was stored may be older too."""
     first, second = pair
     assert await ask_versioned(first, Table(5)) == 5
@@ -255,7 +240,7 @@ async def test_lagging_value_is_refused_by_the_version_that_is_stored(pair: Pair
     await until(lambda: remembered(first) is None, "the word to arrive")
     assert [4, 4, 5] == [await ask_versioned(guard, Table(row)) for guard, row in ((first, 4), (second, 4), (first, 5))]
     assert await ask_versioned(second, Table(99)) == 5
-    assert not await admin.exists(f"{key}:l")
+    assert tier_of(second).leases.is_idle
 
 
 async def test_lagging_value_without_the_right_is_not_remembered(pair: Pair) -> None:
@@ -274,7 +259,7 @@ async def test_lagging_value_without_the_right_is_not_remembered(pair: Pair) -> 
     assert await call == 3
 
 
-async def test_lowest_version_only_rises(pair: Pair, admin: Redis, key: str) -> None:
+async def test_lowest_version_only_rises(pair: Pair) -> None:
     """An invalidation that names an older version, or none, leaves the lowest one as it is."""
     first, second = pair
     await first.invalidate(OP, version=7)
@@ -282,40 +267,42 @@ async def test_lowest_version_only_rises(pair: Pair, admin: Redis, key: str) -> 
     await second.invalidate(OP)
 
     assert await ask_versioned(second, Table(6)) == 6
-    assert not await admin.exists(f"{key}:v")
+    assert not await is_stored(first)
     assert await ask_versioned(second, Table(7)) == 7
-    assert await admin.exists(f"{key}:v")
+    assert await is_stored(first)
 
 
-async def test_operation_without_versions_does_not_mind_them(pair: Pair, admin: Redis, key: str) -> None:
+async def test_operation_without_versions_does_not_mind_them(pair: Pair) -> None:
     """Where no version is taken, an invalidation with one is like any other."""
     first, second = pair
     await first.invalidate(OP, version=7)
 
     assert await ask(second, Table("soup")) == "soup"
-    assert await admin.exists(f"{key}:v")
+    assert await is_stored(first)
 
 
-@pytest.mark.parametrize("version", [-1, 2**53, True, 1.0, "3", None])
-async def test_bad_version_of_a_value_is_an_error(version: Any, pair: Pair, admin: Redis, key: str) -> None:
-    """What `version=` returns has to be one; whoever waits is told which operation it was, and nothing is left."""
+@pytest.mark.parametrize(
+    ("version", "error", "message"),
+    [
+        *[
+            (lambda _, version=version: version, ConfigurationError, "fetch: its version= function returned version=")
+            for version in (-1, 2**53, True, 1.0, "3", None)
+        ],
+        (int, ValueError, "invalid literal"),
+    ],
+)
+async def test_bad_version_of_a_value_is_an_error(
+    version: Any, error: type[Exception], message: str, pair: Pair
+) -> None:
+    """What `version=` returns has to be one, and what it raises is the call's error; nothing is left of either."""
     first, _ = pair
 
-    with pytest.raises(ConfigurationError, match="fetch: its version= function returned version="):
-        await ask(first, Table("soup"), version=lambda _: version)
+    with pytest.raises(error, match=message):
+        await ask(first, Table("soup"), version=version)
 
     assert remembered(first) is None
-    await until_gone(admin, f"{key}:v", f"{key}:l")
-
-
-async def test_version_that_raises_is_the_load_s_error(pair: Pair, admin: Redis, key: str) -> None:
-    """What `version=` raises reaches whoever waits."""
-    first, _ = pair
-
-    with pytest.raises(ValueError, match="invalid literal"):
-        await ask(first, Table("soup"), version=int)
-
-    await until_gone(admin, f"{key}:v", f"{key}:l")
+    await until(lambda: tier_of(first).leases.is_idle, "the right to be given back")
+    assert not await is_stored(first)
 
 
 @pytest.mark.parametrize("version", [-1, 2**53, True, 1.0, "3"])
