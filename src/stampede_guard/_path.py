@@ -24,6 +24,7 @@ from zlib import crc32
 
 from ._bus.backplane import Backplane
 from ._flights.flight import Flight
+from ._flights.handover import first_to_succeed
 from ._flights.pauses import FIRST_PAUSE
 from ._flights.waiting import check_room, wait_all, wait_one
 from ._freshness import (
@@ -163,7 +164,7 @@ class DataPath:
             return found.origin.answer(state, operation, found.kept)
         kept = await wait_one(found, operation.policy.wait_timeout)
         interim: OldValue | None = found.interim
-        origin: Origin = found.origin if interim is None or kept is not interim.kept else interim.origin
+        origin = Origin(*found.origin) if interim is None or kept is not interim.kept else interim.origin
         return origin.answer(state, operation, kept)
 
     async def get(
@@ -447,7 +448,6 @@ class FlightLoad:
                 value = await self._call_loader(flight)  # 5
             except LeaseLapsed:
                 flight.will_load = False
-                flight.stop_clock()
             else:
                 return await self._keep(flight, value)  # 6, 7
 
@@ -462,7 +462,7 @@ class FlightLoad:
         version = None if operation.policy.version is None else operation.version_of(value)
         kept = operation.isolate_value(value, payload) if is_isolated else value
         now = self._state.clock()
-        flight.origin = Origin("load", now, now + max(life or 0.0, l2_life or 0.0))
+        flight.origin = ("load", now, now + max(life or 0.0, l2_life or 0.0))
         is_latest = lease is None or await self._fill(flight, lease, payload, l2_life, version)  # 6
         may_put = is_latest and self._may_put(flight)  # asked before a refresh begins another epoch
         if flight.is_refresh:
@@ -522,7 +522,10 @@ class FlightLoad:
         operation = self._operation
         loop = asyncio.get_running_loop()
         started_at = loop.time()
-        longest = operation.policy.load_timeout or _WAIT
+        # The wait and the load have one budget. So the wait ends while there is time for a load of ordinary length.
+        flight.start_clock(operation.policy.load_timeout)
+        budget = operation.policy.load_timeout or _WAIT
+        longest = budget - min(budget / 2, operation.lease_length)
         polls = _polls()
         with backplane.expecting(flight.op) as wake_up:
             # Read again at once: the wake-up may have come between the first reply and now.
@@ -544,14 +547,27 @@ class FlightLoad:
         limiter = None if operation.is_batched else self._state.limits.of_operation(operation, self._partition)
         if limiter is None:
             self._begin_load(flight)
-            value = await self._function(*self._args, **self._kwargs)
+            value = await self._run_loader()
         else:
             async with limiter.slot(flight, operation, self._partition):
                 self._begin_load(flight)
-                value = await self._function(*self._args, **self._kwargs)
-        operation.note_load(self._state.clock() - self._began_at)
+                value = await self._run_loader()
+        if self._lease is not None or policy.early is not None:  # how long leases have to be, and how early a refresh
+            operation.note_load(self._state.clock() - self._began_at)
         flight.stop_clock()
         return value
+
+    def _run_loader(self) -> Awaitable[Any]:
+        """Run the loader; and once more beside it, if it takes too long."""
+        after = self._operation.policy.handover_after
+        if after is None:
+            return self._function(*self._args, **self._kwargs)
+        load = partial(self._function, *self._args, **self._kwargs)
+        return first_to_succeed(load, after, self._note_handover)
+
+    def _note_handover(self) -> None:
+        self._operation.counters.loads += 1
+        self._operation.counters.handovers += 1
 
     def _begin_load(self, flight: Flight[Any]) -> None:
         """Note that the loader is about to run, or raise `LeaseLapsed` to have L2 read again."""
@@ -591,7 +607,7 @@ class FlightLoad:
         operation = self._operation
         operation.counters.l2_hits += 1
         policy, now, longest = operation.policy, self._state.clock(), inf if found.life is None else found.life
-        flight.origin = Origin("store", now - found.age, now + (found.life or 0.0))
+        flight.origin = ("store", now - found.age, now + (found.life or 0.0))
         if self._freshness is not None:
             self._freshness.note_success(flight.op)
         kept = operation.isolate(found.payload) if policy.isolate else found.value

@@ -13,6 +13,7 @@ class Counters(HitCounter):
         "abandoned",
         "executions",
         "failures",
+        "handovers",
         "in_flight",
         "joins",
         "l2_errors",
@@ -42,6 +43,7 @@ class Counters(HitCounter):
         self.l2_waits = 0
         self.loads = 0
         self.failures = 0
+        self.handovers = 0
         self.abandoned = 0
         self.overloaded = 0
         self.overtaken = 0
@@ -71,6 +73,7 @@ class Stats:
         l2_undecodable: Stored values that were not this op's, or could not be decoded; treated as misses.
         l2_unstorable: Loads whose value cannot be stored, or would come back as something else.
         loads: Runs of the loader.
+        handovers: Second runs of a loader whose first took longer than `handover_after`.
         failures: Flights that ended in an error, a timeout or a cancellation; with `coalesce_many`, one for each id.
         abandoned: Flights whose waiters had all left before they landed.
         overloaded: Loads that got no slot, because too many waited or they waited for too long, and calls that
@@ -94,6 +97,7 @@ class Stats:
     l2_unstorable: int = 0
     l2_waits: int = 0
     loads: int = 0
+    handovers: int = 0
     failures: int = 0
     abandoned: int = 0
     overloaded: int = 0

@@ -436,7 +436,11 @@ def coalesce(  # options, each with a default that fits
             - `ttl`: Life in this process's memory, in seconds; by default nothing is remembered.
             - `l2_ttl`: Life in the guard's store, in seconds; by default nothing is stored.
             - `jitter`: Share by which lives vary at random: 0.1 is ±10 %.
-            - `load_timeout`: Budget of one load, in seconds; `None` sets no limit.
+            - `stale`, `stale_wait`, `stale_if_error`, `stale_on`: When an old value is the answer.
+            - `early`: How early a value is refreshed before its life is over, in load times.
+            - `error_backoff`: Longest pause between loads that fail, in seconds.
+            - `load_timeout`: Budget of one flight, in seconds; `None` sets no limit.
+            - `handover_after`: Seconds after which a second run of the loader begins beside the first.
             - `wait_timeout`: How long one caller waits, in seconds; the load goes on without them.
             - `on_abandon`: When all waiters have left, `"finish"` the load and store it, or `"cancel"` it.
             - `isolate`: Give every caller a copy of their own, decoded from bytes.

@@ -332,6 +332,9 @@ def _check(options: Options) -> None:
     if "partition" in options:  # which `coalesce` has
         message = "there is no option 'partition': the ids of a batch may be of several; max_loads= limits the batches"
         raise ConfigurationError(message)
+    if options.get("handover_after") is not None:
+        message = "handover_after=: ids are loaded in batches, which have several callers; leave it out"
+        raise ConfigurationError(message)
     if options.get("inherit_context"):
         message = "inherit_context=True: a batch has several callers, so it has none's context; name variables in vary="
         raise ConfigurationError(message)

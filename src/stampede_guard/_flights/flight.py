@@ -367,9 +367,9 @@ class Flight(Generic[T]):
     def start_clock(self, budget: float | None) -> None:
         """End the flight with `LoadTimeout` unless it is over, or the clock stopped, within *budget* seconds.
 
-        The flight ends even if the load ignores its cancellation.
+        A clock that runs goes on. The flight ends even if the load ignores its cancellation.
         """
-        if budget is not None:
+        if budget is not None and self._deadlines is None:
             self._deadlines = self.board.budgets.of(self.loop, budget)
             self._deadlines.add(self)
 

@@ -161,6 +161,7 @@ class Options(TypedDict, total=False):
     early: float | None
     error_backoff: Duration | None
     load_timeout: Duration | None
+    handover_after: Duration | None
     wait_timeout: Duration | None
     on_abandon: OnAbandon
     isolate: bool

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 from ..errors import ConfigurationError
@@ -41,7 +42,8 @@ class Policy:
         stale_on: The errors that count as unavailability of what the loader reads.
         early: How early, in load times, a value is refreshed before its life is over: β of XFetch.
         error_backoff: Longest pause, in seconds, between loads of one op that fail because of unavailability.
-        load_timeout: Seconds that one run of the loader may take; `None` sets no limit.
+        load_timeout: Seconds that a flight may wait for another process's load and load itself; `None` sets no limit.
+        handover_after: Seconds after which a second run of the loader begins beside the first.
         wait_timeout: Seconds that one caller waits for a flight; `None` sets no limit.
         on_abandon: What a load does when all waiters have left: `"finish"` or `"cancel"`.
         isolate: Cache encoded bytes, and decode a copy for each caller.
@@ -64,6 +66,7 @@ class Policy:
     early: float | None = None
     error_backoff: float | None = None
     load_timeout: float | None = 30.0
+    handover_after: float | None = None
     wait_timeout: float | None = None
     on_abandon: OnAbandon = "finish"
     isolate: bool = False
@@ -79,7 +82,7 @@ class Policy:
         """Check the options, and turn each `timedelta` into seconds."""
         for name in ("ttl", "l2_ttl"):
             self._set(name, life)
-        for name in ("stale", "stale_if_error", "error_backoff", "load_timeout", "wait_timeout"):
+        for name in ("stale", "stale_if_error", "error_backoff", "load_timeout", "handover_after", "wait_timeout"):
             self._set(name, seconds)
         self._set("early", factor)
         object.__setattr__(self, "stale_wait", seconds("stale_wait", self.stale_wait, zero=True))
@@ -135,6 +138,12 @@ class Policy:
             message = (
                 f"stale_wait={self.stale_wait:g} is no less than wait_timeout={self.wait_timeout:g}: "
                 "callers would give up before they take the old value"
+            )
+            raise ConfigurationError(message)
+        if self.handover_after is not None and self.handover_after >= (self.load_timeout or inf):
+            message = (
+                f"handover_after={self.handover_after:g} is no less than load_timeout={self.load_timeout:g}: "
+                "the load would be over before a second one begins"
             )
             raise ConfigurationError(message)
         if self.stale_on != _UNAVAILABLE and self.longest_pause is None:
