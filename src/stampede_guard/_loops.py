@@ -202,7 +202,11 @@ class LoopState:
         """
         flight = self.board.flights.get(op)
         if is_refresh:
-            if flight is None or flight.loader_called or not (flight.is_refresh or (flight.will_load and not replaces)):
+            if flight is None or flight.loader_called:
+                return None
+            # The load of a call has to be certain, and its failure may not be answered with an old value.
+            is_certain = flight.will_load and flight.old_values is None
+            if not flight.is_refresh and (replaces or not is_certain):
                 return None
             flight.must_load, flight.replaces = True, flight.replaces or replaces
             return flight

@@ -118,6 +118,35 @@ async def test_a_load_that_waits_for_its_turn_is_shared(
     assert [OLD, NEW] == database.reads
 
 
+async def test_a_load_that_may_answer_with_an_old_value_is_not_shared(pause: Pause, clock: ManualClock) -> None:
+    """Where a failed load is answered with the old value, `fresh` shares no load of a call, and gets the error."""
+    gate, guard, fails = Gate(), Guard(max_loads=1, clock=clock), False
+
+    @coalesce("menu-{menu_id}", guard=guard, ttl=1, jitter=0, stale_if_error=60)
+    async def load_menu(menu_id: int) -> str:
+        await gate.passage()
+        if fails:
+            raise ConnectionError(menu_id)
+        return OLD
+
+    gate.open()
+    await load_menu(7)
+    gate = Gate()
+    clock.advance(2)
+    first = asyncio.create_task(load_menu(1))
+    await gate.arrivals(1)
+    fails = True
+    calls = [first, asyncio.create_task(load_menu(7))]
+    await pause()
+    fresh = asyncio.create_task(load_menu.fresh(7))
+    await pause()
+    gate.open()
+
+    with pytest.raises(ConnectionError):
+        await fresh
+    await asyncio.gather(*calls, return_exceptions=True)
+
+
 async def test_a_shared_load_takes_no_value_from_the_store(
     process: Callable[..., Process],
     database: Database,
