@@ -28,6 +28,7 @@ WHOLE = {
     "remembered",
     "stored",
     "timed",
+    "warmable",
 }
 
 

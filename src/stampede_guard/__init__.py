@@ -9,6 +9,8 @@ from ._guard import Guard
 from ._memory.answer import Answer, Previous
 from ._memory.entry import Entry
 from ._readiness.health import Health, Reason
+from ._readiness.hot import HotKey
+from ._readiness.warming import WarmUp
 from ._speed.forms import is_compiled
 from ._stats import Stats
 from .errors import (
@@ -43,6 +45,7 @@ __all__ = (
     "Guard",
     "GuardClosed",
     "Health",
+    "HotKey",
     "InvalidKey",
     "InvalidationPending",
     "LoadCancelled",
@@ -59,6 +62,7 @@ __all__ = (
     "StampedeGuardError",
     "Stats",
     "WaitTimeout",
+    "WarmUp",
     "WrongAnswer",
     "WrongLoop",
     "coalesce",

@@ -1,7 +1,7 @@
 """`Guard`: options, life cycle, statistics, and the methods that users call."""
 
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Any, NoReturn, Self, TypeVar, Unpack
@@ -10,12 +10,12 @@ from ._after_commit import AfterCommit, Connection
 from ._codecs.codec import Codec
 from ._invalidation import Invalidator
 from ._keys.partitions import check_partition
-from ._keys.spec import KeySpec, shortened
+from ._keys.spec import KeySpec
 from ._keys.tags import check_tags
 from ._loops import Change, LoopState, LoopStates, make_loop_state, store_maker
 from ._memory.entry import Entry
 from ._memory.epochs import Epochs
-from ._operations.fetches import FetchOperations
+from ._operations.fetches import FetchOperations, checked_op
 from ._operations.limits import LoadLimits
 from ._operations.operation import NO_ANNOTATION, Operation
 from ._operations.options import Duration, Options, count, fraction, namespace_name, seconds
@@ -23,8 +23,9 @@ from ._operations.policy import Policy
 from ._operations.registry import Registry
 from ._path import DataPath
 from ._readiness.health import Health, health_of
+from ._readiness.hot import HotKey, hot_keys
+from ._readiness.warming import Warmable, WarmUp, warm
 from ._stats import Stats, total
-from .errors import ConfigurationError, InvalidKey
 from .stores import LeasingStore, Store
 
 T = TypeVar("T")
@@ -164,13 +165,7 @@ class Guard:
             InvalidKey: *op* is not a string, or empty; or *tags* are no tags.
             StampedeGuardError: as for a decorated function.
         """
-        if not isinstance(op, str) or not op:
-            message = f"op={op!r}: an op id is a string, and not empty"
-            raise InvalidKey(message)
-        if not callable(load):
-            message = f"{op}: give fetch a function that starts the load, as in `lambda: load(7)`, not {load!r}"
-            raise ConfigurationError(message)
-        op = shortened(op)
+        op = checked_op(op, load)
         operation = self._fetches.of(name, options, returns, codec)
         if operation.policy.version is not None:
             self._states.running().check_able(f"{op}: version=", "versions")
@@ -259,6 +254,42 @@ class Guard:
     def stats(self) -> Stats:
         """Return a snapshot of the counters, in total and of each operation."""
         return total(self._registry.counters.items())
+
+    async def hot(self, limit: int = 20, *, seconds: Duration = 1.0) -> list[HotKey]:
+        """Count the calls of this event loop for so many *seconds*; return the *limit* ops with the most of them.
+
+        While it counts, a hit costs some times what it costs otherwise. At other times nothing is counted.
+
+        Raises:
+            ConfigurationError: *limit* is no whole number above zero, or *seconds* not more than zero.
+            GuardClosed: the guard has a store and is not open.
+        """
+        return await hot_keys(self._states, limit, seconds)
+
+    async def warm(
+        self,
+        function: Warmable,
+        calls: Iterable[Any],
+        *,
+        rate: float | None = 100.0,
+        concurrency: int = 10,
+        on_progress: Callable[[WarmUp], object] | None = None,
+    ) -> WarmUp:
+        """Make many calls before traffic comes; return how many were loaded, found and failed. Errors do not stop it.
+
+        Args:
+            function: Decorated with this guard. A loader of many is called for batches.
+            calls: The only argument of each call, or a tuple of all; ids for a loader of many.
+            rate: Loads a second in this process, at most; what memory or the store has is no load. `None` sets no
+                limit.
+            concurrency: How many calls, or batches, are waited for at once.
+            on_progress: Called with what was done so far, again and again.
+
+        Raises:
+            ConfigurationError: *function* is none of this guard's, or keeps nothing, or an option breaks its rule.
+            GuardClosed: the guard has a store and is not open.
+        """
+        return await warm(self, function, calls, rate=rate, concurrency=concurrency, on_progress=on_progress)
 
     def health(self) -> Health:
         """Return what is wrong in the running event loop, for a readiness probe; it asks no server.

@@ -228,6 +228,31 @@ class DataPath:
             await _check_replaced({ops[position]: flight for position, flight in flights.items()}, shaped)
         return shaped
 
+    def begin(
+        self,
+        operation: Operation,
+        ops: Sequence[str],
+        make_load: Callable[[int], LoadT],
+        on_launch: Callable[[LoadT, Flight[Any]], None],
+        build_tags: Callable[[int], Sequence[str]],
+    ) -> list[Flight[Any] | Exception | None]:
+        """Return for each of *ops* its flight, or why it may not load now, or `None` if L1 has it.
+
+        The arguments are those of `get_many`.
+        """
+        state = self._states.running()
+        begun: list[Flight[Any] | Exception | None] = []
+        for position, op in enumerate(ops):
+            if state.memory.get(op) is not None:
+                begun.append(None)
+            elif op not in state.board.flights and state.pauses.is_on(op):
+                begun.append(state.pauses.error(op))
+            else:
+                load, tags = make_load(position), partial(build_tags, position)
+                noting = partial(on_launch, load)
+                begun.append(self.join_or_launch(state, operation, op, load, (), {}, tags, on_launch=noting))
+        return begun
+
     async def refresh(
         self,
         operation: Operation,

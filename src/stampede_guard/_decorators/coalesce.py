@@ -243,6 +243,24 @@ class Coalesced(FunctionProxy, Generic[P, T]):
         """Return this process's fresh entry, or `None`; loads nothing and waits for nothing."""
         return self.guard._path.peek(self.key(*args, **kwargs), self._operation)
 
+    _together = 1  # calls that are best begun at once, for `Guard.warm`
+
+    def _begin(self, calls: Sequence[Any]) -> list[Flight[T] | Exception | None]:
+        """Return the flight of each call, or its error, or `None` if L1 has its answer.
+
+        A call is a tuple of its arguments, or the only one.
+        """
+        given = [call if isinstance(call, tuple) else (call,) for call in calls]
+        key, tags, function = self._mine(self._build_key), self._build_tags, self.__wrapped__
+        build_tags = None if tags is None else self._mine(tags)
+        return self.guard._path.begin(
+            self._operation,
+            [key(*args) for args in given],
+            lambda position: partial(function, *given[position]),
+            _nothing,
+            lambda position: () if build_tags is None else build_tags(*given[position]),
+        )
+
     async def bypass(self, *args: P.args, **kwargs: P.kwargs) -> T:
         """Run the function for this caller alone: nothing is read, shared or stored."""
         answer: T = await self._mine(self._alone)(*args, **kwargs)
@@ -290,6 +308,10 @@ class Coalesced(FunctionProxy, Generic[P, T]):
 
     def __repr__(self) -> str:
         return f"<coalesced {self.__module__}.{self.__qualname__}>"
+
+
+def _nothing(*_: object) -> None:
+    """Do nothing with a load and its flight."""
 
 
 def _compile_call(  # noqa: PLR0917  # what a call needs

@@ -14,6 +14,7 @@ from typing import Any, Generic, Optional, TypeVar, Unpack, cast, get_args, get_
 
 from .._codecs.codec import Codec
 from .._codecs.fingerprint import describe_codec
+from .._flights.flight import Flight
 from .._guard import Guard
 from .._keys.names import qualified_name
 from .._keys.source import compile_like, imitate, parameters_of
@@ -99,6 +100,22 @@ class CoalescedMany(Generic[K, V]):
             found,
             is_refresh=is_refresh,
             replaces=replaces,
+        )
+
+    @property
+    def _together(self) -> int:
+        """How many ids are best begun at once, for `Guard.warm`."""
+        return self._batches.max_batch
+
+    def _begin(self, calls: Sequence[Any]) -> list[Flight[Any] | Exception | None]:
+        """Return the flight of each id, or its error, or `None` if L1 has its value; none is begun twice."""
+        asked = self._checked(calls)
+        return self.guard._path.begin(
+            self._operation,
+            list(map(self._build_key, asked)),
+            lambda position: BatchedLoad(self._batches, (*self._args, asked[position])),
+            BatchedLoad.watch,
+            lambda position: self.one.tags(asked[position]),
         )
 
     async def bypass(self, ids: Iterable[K]) -> dict[K, V]:

@@ -4,12 +4,29 @@ from collections.abc import Callable
 from typing import Any
 
 from .._codecs.codec import Codec
-from ..errors import ConfigurationError
+from .._keys.spec import shortened
+from ..errors import ConfigurationError, InvalidKey
 from .operation import Operation
 from .options import Options
 from .policy import Policy
 
 _MOST = 256  # sets of options that are remembered
+
+
+def checked_op(op: str, load: object) -> str:
+    """Return *op*, digested if it is long.
+
+    Raises:
+        InvalidKey: *op* is not a string, or empty.
+        ConfigurationError: *load* is no function.
+    """
+    if not isinstance(op, str) or not op:
+        message = f"op={op!r}: an op id is a string, and not empty"
+        raise InvalidKey(message)
+    if not callable(load):
+        message = f"{op}: give fetch a function that starts the load, as in `lambda: load(7)`, not {load!r}"
+        raise ConfigurationError(message)
+    return shortened(op)
 
 
 class FetchOperations:
