@@ -9,13 +9,11 @@ from typing import Any, NoReturn, Self, TypeVar, Unpack
 from ._after_commit import AfterCommit, Connection
 from ._codecs.codec import Codec
 from ._invalidation import Invalidator
-from ._keys.partitions import check_partition
 from ._keys.spec import KeySpec
-from ._keys.tags import check_tags
-from ._loops import Change, LoopState, LoopStates, make_loop_state, store_maker
+from ._loops import Change, LoopStates, make_loop_state, store_maker
 from ._memory.entry import Entry
 from ._memory.epochs import Epochs
-from ._operations.fetches import FetchOperations, checked_op
+from ._operations.fetches import FetchOperations, abilities_for, checked_op
 from ._operations.limits import LoadLimits
 from ._operations.operation import NO_ANNOTATION, Operation
 from ._operations.options import Duration, Options, count, fraction, namespace_name, seconds
@@ -29,8 +27,6 @@ from ._stats import Stats, total
 from .stores import LeasingStore, Store
 
 T = TypeVar("T")
-
-_BUS_TIMEOUT = 1.0  # seconds that opening a guard waits for its bus
 
 
 class Guard:
@@ -167,13 +163,8 @@ class Guard:
         """
         op = checked_op(op, load)
         operation = self._fetches.of(name, options, returns, codec)
-        if operation.policy.version is not None:
-            self._states.running().check_able(f"{op}: version=", "versions")
-        if partition is not None:
-            check_partition(op, partition, operation.policy.max_loads)
-        if tags:
-            check_tags("fetch", tags)
-            self._states.running().check_able(f"{op}: tags={tags!r}", "tags")
+        for asked, ability in abilities_for(operation, op, tags, partition):
+            self._states.running().check_able(asked, ability)
         written = tuple([self._registry.resolve_tag(tag, {}) for tag in tags])
         return await self._path.get(operation, op, load, (lambda: written) if written else None, partition)
 
@@ -322,34 +313,18 @@ class Guard:
             operation.check_codec(is_final=True)
         state = self._states.get_or_make()
         state.depth += 1
-        if state.depth == 1 and state.tier is not None:
-            try:
-                await state.tier.open()
-                state.check_all(self._registry.operations())
-                if state.backplane is not None:
-                    await state.backplane.open(_BUS_TIMEOUT)
-            except BaseException:  # cancelled: `__aexit__` will not run if `__aenter__` failed
-                await self._leave(state)
-                raise
+        try:
+            await state.open(self._registry.operations())
+        except BaseException:  # cancelled: `__aexit__` will not run if `__aenter__` failed
+            await self._states.leave(state, self._drain_timeout)
+            raise
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """Let flights land, for at most `drain_timeout` seconds, and close the running loop's connections."""
-        await self._leave(self._states.running())
-
-    async def _leave(self, state: LoopState) -> None:
-        state.depth -= 1
-        if state.depth:
-            return
-        try:
-            await state.board.drain(self._drain_timeout)
-        finally:  # even if cancelled: no load runs on without its connections
-            if not state.depth and self._states.remove(state):  # the guard was not entered again meanwhile
-                # The caller may still hold it; it receives no invalidations, so no cache of arguments may use it.
-                state.memory.clear()
-                await state.aclose()
+        await self._states.leave(self._states.running(), self._drain_timeout)
 
     def __reduce__(self) -> NoReturn:
         """Refuse to be pickled: a guard is connections, flights and perhaps a password; make one in each process."""

@@ -32,6 +32,7 @@ from .errors import ConfigurationError, GuardClosed
 from .stores import KeysChanged, LeasingStore, Store
 
 _NEWS = 65_536  # changes that a loop which does not run is told of one by one
+_BUS_TIMEOUT = 1.0  # seconds that opening a guard waits for its bus
 _ATTRIBUTE = "_stampede_guard_states"  # of event loops
 
 
@@ -244,6 +245,18 @@ class LoopState:
             if operation.policy.version is not None:
                 self.check_able(operation.name, "versions")
 
+    async def open(self, operations: Iterable[Operation]) -> None:
+        """Open the store's connections, if this is the first time that the guard is entered here.
+
+        Raises:
+            ConfigurationError: the store cannot do what *operations* ask for.
+        """
+        if self.depth == 1 and self.tier is not None:
+            await self.tier.open()
+            self.check_all(operations)
+            if self.backplane is not None:
+                await self.backplane.open(_BUS_TIMEOUT)
+
     async def aclose(self) -> None:
         """Cancel the flights, and close the connections."""
         try:
@@ -391,6 +404,19 @@ class LoopStates:
         del states[self]
         self._last = _no_state
         return True
+
+    async def leave(self, state: LoopState, drain_timeout: float) -> None:
+        """Leave the guard once: the last time, let flights land for *drain_timeout* seconds at most, and close."""
+        state.depth -= 1
+        if state.depth:
+            return
+        try:
+            await state.board.drain(drain_timeout)
+        finally:  # even if cancelled: no load runs on without its connections
+            if not state.depth and self.remove(state):  # the guard was not entered again meanwhile
+                # The caller may still hold it; it receives no invalidations, so no cache of arguments may use it.
+                state.memory.clear()
+                await state.aclose()
 
     def tell(self, change: Change) -> Confirmation | None:
         """Make *change* to the running loop's state now, and return what comes of it; to the others', when they run."""

@@ -15,7 +15,7 @@ from redis.asyncio import Redis
 from waiting import until, until_there
 
 from demo_api.servers import ValkeyServer
-from stampede_guard import Guard, InvalidationPending, _guard, coalesce
+from stampede_guard import Guard, InvalidationPending, _loops, coalesce
 from stampede_guard._bus import backplane
 from stampede_guard.stores import Subscription
 from stampede_guard.stores.redis import RedisStore
@@ -458,7 +458,7 @@ async def test_connection_that_went_dead_is_replaced(
 
 async def test_guard_opens_without_the_bus_and_finds_it_later(logged: Logged, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that is not there is no reason not to start; when it comes, so do trust and the store."""
-    monkeypatch.setattr(_guard, "_BUS_TIMEOUT", 0.1)
+    monkeypatch.setattr(_loops, "_BUS_TIMEOUT", 0.1)
     server = ValkeyServer()
     try:
         async with Guard(server.url) as guard:

@@ -1,10 +1,12 @@
 """The operations of `Guard.fetch`: one for each name and set of options."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from .._codecs.codec import Codec
+from .._keys.partitions import check_partition
 from .._keys.spec import shortened
+from .._keys.tags import check_tags
 from ..errors import ConfigurationError, InvalidKey
 from .operation import Operation
 from .options import Options
@@ -27,6 +29,24 @@ def checked_op(op: str, load: object) -> str:
         message = f"{op}: give fetch a function that starts the load, as in `lambda: load(7)`, not {load!r}"
         raise ConfigurationError(message)
     return shortened(op)
+
+
+def abilities_for(
+    operation: Operation, op: str, tags: Sequence[str], partition: str | None
+) -> Iterator[tuple[str, str]]:
+    """Check a call of `fetch`, and yield what it asks of a store: the words for an error, and the ability.
+
+    Raises:
+        ConfigurationError: *partition* is none, or there is no limit for it to share.
+        InvalidKey: *tags* are no tags.
+    """
+    if operation.policy.version is not None:
+        yield f"{op}: version=", "versions"
+    if partition is not None:
+        check_partition(op, partition, operation.policy.max_loads)
+    if tags:
+        check_tags("fetch", tags)
+        yield f"{op}: tags={tags!r}", "tags"
 
 
 class FetchOperations:
