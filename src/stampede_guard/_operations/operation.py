@@ -97,6 +97,7 @@ class Operation:
         "_encoded",
         "_fingerprint",
         "_load_time",
+        "_loads_noted",
         "_survives",
         "counters",
         "is_batched",
@@ -140,6 +141,7 @@ class Operation:
         self._survives: dict[type, bool] = {}  # a round trip through the codec
         self._encoded = 0
         self._load_time = 0.0
+        self._loads_noted = 0
         self.lease_length = _LEASES[0]
         longest = LONGEST_LIFE if callable(policy.l2_ttl) else policy.l2_ttl or 0.0
         self.max_l2_ttl = longest * (1 + policy.jitter) + policy.window
@@ -314,11 +316,15 @@ class Operation:
         for each value, and adds β · load time, so that the refresh ends before the life does.
         """
         beta = self.policy.early
-        return 0.0 if beta is None else beta * self._load_time * (1 - log(1 - random()))  # noqa: S311  # no secret
+        if beta is None or not self._loads_noted:
+            return 0.0
+        mean = self._load_time / (1 - (1 - _NEW_LOAD_WEIGHT) ** self._loads_noted)  # it began at zero
+        return beta * mean * (1 - log(1 - random()))  # noqa: S311  # no secret
 
     def note_load(self, duration: float) -> None:
         """Adapt `lease_length` to a load that took *duration* seconds."""
         self._load_time += (duration - self._load_time) * _NEW_LOAD_WEIGHT
+        self._loads_noted += 1
         shortest, longest = _LEASES
         self.lease_length = min(max(_LEASE_FACTOR * self._load_time, shortest), longest)
 
