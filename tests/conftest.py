@@ -13,6 +13,7 @@ from redis import Redis
 from redis.asyncio import Redis as AsyncRedis
 
 from demo_api.servers import ValkeyServer, embedded_servers, valkey_server
+from stampede_guard import Guard
 from stampede_guard._bus import backplane
 from stampede_guard.testing import ManualClock
 
@@ -64,6 +65,13 @@ async def admin(admin_url: str) -> AsyncIterator[AsyncRedis]:
     """Return a client that may read and write everything on the shared server."""
     async with AsyncRedis.from_url(admin_url) as client:
         yield client
+
+
+@pytest.fixture
+async def other(redis_url: str, namespace: str) -> AsyncIterator[Guard]:
+    """Return a guard with a way of its own to the shared server, as another process has."""
+    async with Guard(redis_url, namespace=namespace, deadline=5, connect_timeout=5) as guard:
+        yield guard
 
 
 @pytest.fixture

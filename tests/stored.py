@@ -34,6 +34,12 @@ async def bytes_at(admin: Redis, key: str) -> bytes:
     return value
 
 
+async def script_calls(admin: Redis) -> int:
+    """Return how many requests of scripts the server has executed."""
+    statistics = await admin.info("commandstats")
+    return sum(statistics.get(f"cmdstat_{name}", {}).get("calls", 0) for name in ("eval", "evalsha"))
+
+
 def in_aiocache(url: str | None) -> Any:
     """Return aiocache's backend for the Redis at *url*, or the one in memory; bytes pass as they are."""
     if url is None:

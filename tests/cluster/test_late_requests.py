@@ -7,6 +7,7 @@ from urllib.parse import urlsplit
 import pytest
 from proxying import LossyProxy, runs
 from redis.asyncio import Redis
+from stored import script_calls
 
 from stampede_guard import Guard
 from stampede_guard.stores._redis import scripts
@@ -61,23 +62,10 @@ async def executed(admin: Redis, before: int, requests: int) -> None:
             await asyncio.sleep(0)
 
 
-async def script_calls(admin: Redis) -> int:
-    """Return how many requests of scripts the server has executed."""
-    statistics = await admin.info("commandstats")
-    return sum(statistics.get(f"cmdstat_{name}", {}).get("calls", 0) for name in ("eval", "evalsha"))
-
-
 @pytest.fixture
 async def slow(wire: HoldingWire, namespace: str) -> AsyncIterator[Guard]:
     """Return the guard of the process whose requests are late."""
     async with Guard(wire.url, namespace=namespace, deadline=5, connect_timeout=5) as guard:
-        yield guard
-
-
-@pytest.fixture
-async def other(redis_url: str, namespace: str) -> AsyncIterator[Guard]:
-    """Return the guard of another process."""
-    async with Guard(redis_url, namespace=namespace, deadline=5, connect_timeout=5) as guard:
         yield guard
 
 

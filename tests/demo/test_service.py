@@ -110,25 +110,18 @@ async def read_at_once(settings: Settings, url: str, loads: int) -> tuple[list[h
     return responses, stats["postgres_queries"] - before["postgres_queries"]
 
 
-async def test_concurrent_reads_of_a_cold_menu_cost_one_query(make_settings: MakeSettings, serve: Serve) -> None:
-    """Fifty readers who find nothing cached share one query."""
-    settings = make_settings(guard="on")
+@pytest.mark.parametrize(("mode", "queries"), [("on", 1), ("off", READERS)])
+async def test_concurrent_reads_of_a_cold_menu(
+    mode: Mode, queries: int, make_settings: MakeSettings, serve: Serve
+) -> None:
+    """Fifty readers who find nothing cached share one query; when the guard is off, they cost fifty."""
+    settings = make_settings(guard=mode)
     with serve(settings) as url:
-        responses, queries = await read_at_once(settings, url, loads=1)
+        responses, queried = await read_at_once(settings, url, loads=queries)
 
-    assert 1 == queries
+    assert queries == queried
     assert {200} == {response.status_code for response in responses}
     assert 1 == len({response.content for response in responses})
-
-
-async def test_without_the_guard_each_of_them_queries(make_settings: MakeSettings, serve: Serve) -> None:
-    """The same readers cost fifty queries when the guard is off."""
-    settings = make_settings(guard="off")
-    with serve(settings) as url:
-        responses, queries = await read_at_once(settings, url, loads=READERS)
-
-    assert READERS == queries
-    assert {200} == {response.status_code for response in responses}
 
 
 def test_every_mode_serves_the_same_bytes(make_settings: MakeSettings, serve: Serve) -> None:

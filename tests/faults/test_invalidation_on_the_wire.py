@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 from proxying import Hook, Wire, passes, runs
 from redis.asyncio import Redis
+from stored import script_calls
 from waiting import ticks
 
 from demo_api.servers import ValkeyServer
@@ -66,23 +67,10 @@ def cut(wire: Wire, script: Script) -> Hook:
     return reset
 
 
-async def script_calls(admin: Redis) -> int:
-    """Return how many requests of scripts the server has executed."""
-    statistics = await admin.info("commandstats")
-    return sum(statistics.get(f"cmdstat_{name}", {}).get("calls", 0) for name in ("eval", "evalsha"))
-
-
 @pytest.fixture
 async def guard(no_echoes: None, wire: Wire, namespace: str, clock: ManualClock) -> AsyncIterator[Guard]:
     """Return a guard at the end of the wire, which does nothing by itself."""
     async with Guard(wire.url, namespace=namespace, deadline=5, connect_timeout=5, clock=clock) as guard:
-        yield guard
-
-
-@pytest.fixture
-async def other(redis_url: str, namespace: str) -> AsyncIterator[Guard]:
-    """Return a guard with a way of its own to the same server, as another process has."""
-    async with Guard(redis_url, namespace=namespace, deadline=5, connect_timeout=5) as guard:
         yield guard
 
 

@@ -218,7 +218,7 @@ async def test_exit_over_a_server_that_says_nothing(
     guard = Guard(proxy.url, namespace=namespace, deadline=60, connect_timeout=5, drain_timeout=0)
     await guard.__aenter__()
     await guard.fetch("menu-8", Kitchen().load, **LIFE)
-    site = guard._states.running()
+    state = guard._states.running()
     proxy.silence()
     proxy.restart()
     call = asyncio.create_task(guard.fetch(OP, Kitchen().load, **LIFE))
@@ -230,7 +230,7 @@ async def test_exit_over_a_server_that_says_nothing(
     with pytest.raises(LoadCancelled):
         await call
     assert [] == [name for name in names if name.startswith(("load", "batch", "upkeep"))]
-    assert (set(), 0, []) == (site.board.up, guard.stats().in_flight, caplog.messages)
+    assert (set(), 0, []) == (state.board.up, guard.stats().in_flight, caplog.messages)
 
 
 async def test_question_whose_batch_is_cancelled(proxy: CountingProxy, namespace: str) -> None:

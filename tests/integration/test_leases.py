@@ -58,6 +58,18 @@ def refreshing(guard: Guard, kitchen: Kitchen) -> Callable[[], Any]:
     return load.refresh
 
 
+async def until_renewed(admin: Redis, key: str) -> None:
+    """Wait until the lease has been renewed five times, and never was away."""
+    lives: list[int] = []
+
+    async def is_renewed_again() -> bool:
+        lives.append(await admin.pttl(key))
+        return sum(later > earlier for earlier, later in pairwise(lives)) >= 5
+
+    await until_there(is_renewed_again, "five renewals")
+    assert min(lives) > 0
+
+
 async def test_each_guard_is_an_instance(make_guard: MakeGuard) -> None:
     """Two guards of one process are as strange to each other as two processes."""
     async with AsyncExitStack() as stack:
@@ -151,13 +163,7 @@ async def test_lease_is_kept_while_its_flight_queues_for_a_slot(
     await until_there(lambda: admin.exists(f"{key}:l"), "the lease")
     token = await bytes_at(admin, f"{key}:l")
     follower = ask(second, kitchen)
-    lives: list[int] = []
-
-    async def is_renewed_again() -> bool:
-        lives.append(await admin.pttl(f"{key}:l"))
-        return sum(later > earlier for earlier, later in pairwise(lives)) >= 5
-
-    await until_there(is_renewed_again, "five renewals")
+    await until_renewed(admin, f"{key}:l")
     still = await bytes_at(admin, f"{key}:l")
     other.gate.open()
 
@@ -267,19 +273,12 @@ async def test_long_load_keeps_its_lease(pair: tuple[Guard, Guard], admin: Redis
     follower = ask(second, kitchen)
     await until(lambda: is_expecting(second, OP), "the other to wait")
     token = await admin.get(f"{key}:l")
-    lives: list[int] = []
-
-    async def is_renewed_again() -> bool:
-        lives.append(await admin.pttl(f"{key}:l"))
-        return sum(later > earlier for earlier, later in pairwise(lives)) >= 5
-
-    await until_there(is_renewed_again, "five renewals")
+    await until_renewed(admin, f"{key}:l")
     still = await admin.get(f"{key}:l")
     kitchen.gate.open()
 
     assert ["soup 1"] * 2 == await asyncio.gather(leader, follower)
     assert token == still
-    assert min(lives) > 0
     assert kitchen.loads == 1
 
 

@@ -22,8 +22,7 @@ from loaders import returning
 from waiting import ticks
 
 import stampede_guard
-from stampede_guard import Guard, InvalidationPending, LoadCancelled, Scoreboard
-from stampede_guard import _path as course_module
+from stampede_guard import Guard, InvalidationPending, LoadCancelled, Scoreboard, _path
 from stampede_guard._operations.policy import Policy
 from stampede_guard.stores import AcquireRequest, AcquireResult, Refused, Stored
 from stampede_guard.stores._envelope import seal
@@ -543,7 +542,7 @@ class DeadlinedLeasing(LeasingDouble):
 @pytest.fixture
 def _hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let whoever waits for another's load look again at once."""
-    monkeypatch.setattr(course_module, "_POLLS", (0.0, 0.0))
+    monkeypatch.setattr(_path, "_POLLS", (0.0, 0.0))
 
 
 async def _refreshed(refresh: Awaitable[Any]) -> Any:

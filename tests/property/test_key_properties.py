@@ -6,13 +6,13 @@ from contextvars import Context, ContextVar
 from dataclasses import dataclass
 from datetime import datetime, time, timedelta, timezone
 from decimal import Decimal
-from enum import Enum, IntFlag
 from itertools import combinations, product
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
 import msgspec
 import pytest
+from arguments import Masked, Moment, Price, Right, Shade
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
@@ -42,48 +42,11 @@ class Box(msgspec.Struct):
     content: Any
 
 
-class Masked(str):
-    __slots__ = ()
-
-    def __str__(self) -> str:
-        return "***"
-
-    __repr__ = __str__
-
-
 class Rank(int):
     def __str__(self) -> str:
         return "a rank"
 
     __repr__ = __str__
-
-
-class Price(Decimal):
-    def __str__(self) -> str:
-        return "a price"
-
-    __repr__ = __str__
-
-
-class Moment(datetime):
-    def isoformat(self, sep: str = "T", timespec: str = "auto") -> str:
-        return "a moment"
-
-    __str__ = __repr__ = isoformat
-
-
-class Shade(Enum):
-    LIGHT = "LIGHT"
-    DARK = "DARK"
-
-    @property
-    def name(self) -> str:
-        return "a shade"
-
-
-class Right(IntFlag):
-    READ = 1
-    WRITE = 2
 
 
 @dataclass

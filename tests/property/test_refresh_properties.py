@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from leasing import LeasingDouble, Server
 from waiting import ticks
 
-from stampede_guard import Guard, InvalidationPending
-from stampede_guard import _path as course_module
+from stampede_guard import Guard, InvalidationPending, _path
 from stampede_guard._bus import backplane as backplane_module
 from stampede_guard._operations.policy import Policy
 from stampede_guard.stores import Refused
@@ -189,6 +188,6 @@ def test_i13_a_refresh_leaves_nothing_older(
                 await shop.finish()
         return shop.wrong
 
-    patches = patch.object(backplane_module, "_ECHO_PERIOD", 3_600.0), patch.object(course_module, "_polls", no_pauses)
+    patches = patch.object(backplane_module, "_ECHO_PERIOD", 3_600.0), patch.object(_path, "_polls", no_pauses)
     with patches[0], patches[1]:
         assert [] == make_loop().run_until_complete(act())

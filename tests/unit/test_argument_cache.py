@@ -17,6 +17,7 @@ from weakref import ref
 
 import fuzz_forms
 import pytest
+from arguments import Ending
 
 from stampede_guard import Guard, GuardClosed, coalesce
 from stampede_guard._memory.l1 import Memory
@@ -109,25 +110,18 @@ async def test_any_value_is_an_answer(form: ModuleType, cache: Any, clock: Manua
     assert value == cache(7)
 
 
-async def test_not_beyond_its_freshness(form: ModuleType, cache: Any, soup: Any, clock: ManualClock) -> None:
-    """From the instant at which an entry stops being fresh, memory has to decide."""
+@pytest.mark.parametrize("bound", ["freshness", "trust"])
+async def test_not_beyond_its_freshness(  # noqa: PLR0917  # fixtures
+    bound: str, form: ModuleType, cache: Any, soup: Any, validity: Any, clock: ManualClock
+) -> None:
+    """From the instant at which an entry stops being fresh, or a message may have been missed, memory decides."""
     cache.note((7,), soup, cache.validity)
+    if bound == "trust":
+        validity.trusted_until = clock() + 1
 
-    clock.advance(4.999)
+    clock.advance(4.999 if bound == "freshness" else 0.999)
     before = cache(7)
     clock.advance(0.001)
-
-    assert "soup" == before
-    assert form.MISS is cache(7)
-
-
-async def test_not_beyond_trust(form: ModuleType, cache: Any, soup: Any, validity: Any, clock: ManualClock) -> None:
-    """Nor does it answer when an invalidation may have been missed."""
-    cache.note((7,), soup, cache.validity)
-    validity.trusted_until = clock() + 1
-
-    before = cache(7)
-    clock.advance(1)
 
     assert "soup" == before
     assert form.MISS is cache(7)
@@ -302,16 +296,6 @@ async def test_clock_that_ends_the_era(form: ModuleType, tally: Any) -> None:
 
     assert "soup" == cache(7)
     assert form.MISS is cache(7)
-
-
-class Ending:
-    """A value whose end does something."""
-
-    def __init__(self, do: Callable[[], object]) -> None:
-        self._do = do
-
-    def __del__(self) -> None:
-        self._do()
 
 
 @pytest.fixture

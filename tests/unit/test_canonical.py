@@ -17,6 +17,7 @@ import asyncpg.pgproto.pgproto as postgres
 import attrs
 import msgspec
 import pytest
+from arguments import Masked, Moment, Price, Right, Shade
 from inside import untyped
 from pydantic import TypeAdapter
 
@@ -35,11 +36,6 @@ class Level(enum.IntEnum):
     LOW = 1
 
 
-class Right(enum.IntFlag):
-    READ = 1
-    WRITE = 2
-
-
 class Point(NamedTuple):
     x: int
     y: int
@@ -51,15 +47,6 @@ class UserId(int):
 
 class Slug(str):
     __slots__ = ()
-
-
-class Masked(str):
-    __slots__ = ()
-
-    def __str__(self) -> str:
-        return "***"
-
-    __repr__ = __str__
 
 
 class MaskedNumber(int):
@@ -113,27 +100,9 @@ class Plain:
 Made = make_dataclass("Made", ["a"], namespace={"__module__": __name__})
 
 
-class Price(Decimal):
-    """Shows less than it holds, and holds no more than its base."""
-
-    __slots__ = ()
-
-    def __str__(self) -> str:
-        return "a price"
-
-    __repr__ = __str__
-
-
 class Day(date):
     def isoformat(self) -> str:
         return "a day"
-
-    __str__ = __repr__ = isoformat
-
-
-class Moment(datetime):
-    def isoformat(self, sep: str = "T", timespec: str = "auto") -> str:
-        return "a moment"
 
     __str__ = __repr__ = isoformat
 
@@ -143,17 +112,6 @@ class Ticket(UUID):
         return "a ticket"
 
     __repr__ = __str__
-
-
-class Shade(enum.Enum):
-    LIGHT = 1
-    DARK = 2
-
-    @property
-    def name(self) -> str:
-        return "a shade"
-
-    __str__ = __repr__ = lambda self: "a shade"
 
 
 class Status(enum.StrEnum):
@@ -297,8 +255,8 @@ MODULE = __name__
         ("ipaddress.IPv4Interface('10.0.0.1/8')", IPv4Interface("10.0.0.1/8")),
         (f"{MODULE}.Colour.RED", Colour.RED),
         (f"{MODULE}.Level.LOW", Level.LOW),
-        (f"{MODULE}.Right(3)", Right.READ | Right.WRITE),
-        (f"{MODULE}.Right(8)", Right(8)),
+        ("arguments.Right(3)", Right.READ | Right.WRITE),
+        ("arguments.Right(8)", Right(8)),
         (f"{MODULE}.Point((1,2))", Point(1, 2)),
         (f"{MODULE}.UserId(7)", UserId(7)),
         (f"{MODULE}.Slug('a')", Slug("a")),

@@ -927,8 +927,9 @@ async def test_peek(guard: Guard, clock: ManualClock) -> None:
     assert calls == guard.stats().calls
 
 
-async def test_bypass(guard: Guard, source: Source) -> None:
-    """`bypass` runs the function for its caller alone: nothing is read, shared, stored or counted."""
+@pytest.mark.parametrize(("way", "kept", "loads"), [("bypass", 1, 1), ("refresh", 2, 2)])
+async def test_load_in_spite_of_a_fresh_answer(way: str, kept: int, loads: int, guard: Guard, source: Source) -> None:
+    """`bypass` loads for its caller alone: nothing is read, shared or counted; `refresh` replaces the answer."""
 
     @coalesce("item-{item}", guard=guard, ttl=5)
     async def load(item: int) -> int:
@@ -936,9 +937,9 @@ async def test_bypass(guard: Guard, source: Source) -> None:
 
     await load(7)
 
-    assert 2 == await load.bypass(7)
-    assert 1 == await load(7)
-    assert 1 == guard.stats().loads
+    assert 2 == await getattr(load, way)(7)
+    assert kept == await load(7)
+    assert loads == guard.stats().loads
 
 
 async def test_bypass_of_a_method(menus: type[Any]) -> None:
@@ -956,19 +957,6 @@ async def test_bypass_runs_in_the_callers_context(guard: Guard) -> None:
     request_id.set("r1")
 
     assert "r1" == await load.bypass()
-
-
-async def test_refresh(guard: Guard, source: Source) -> None:
-    """`refresh` loads although there is a fresh answer, and replaces it."""
-
-    @coalesce("item-{item}", guard=guard, ttl=5)
-    async def load(item: int) -> int:
-        return await source.read()
-
-    await load(7)
-
-    assert 2 == await load.refresh(7)
-    assert 2 == await load(7)
 
 
 async def test_refresh_that_fails(guard: Guard) -> None:
@@ -1364,8 +1352,9 @@ async def test_fastapi_route(guard: Guard, source: Source) -> None:
     assert [[7, 2, 1], [7, 2, 1], [7, 1, 2]] == answers
 
 
-async def test_fastapi_dependency(menus: type[Any]) -> None:
-    """A coalesced method is a dependency, its parameters parsed by its annotations."""
+@pytest.mark.parametrize("is_overridden", [False, True])
+async def test_fastapi_dependency(is_overridden: bool, menus: type[Any]) -> None:
+    """A coalesced method is a dependency, its parameters parsed by its annotations; named again, it is overridden."""
     app = FastAPI()
     menu = menus("south")
 
@@ -1373,21 +1362,10 @@ async def test_fastapi_dependency(menus: type[Any]) -> None:
     async def read(found: Annotated[Any, Depends(menu.own)]) -> Any:
         return found
 
-    assert ["south", 7] == await get(app, "/menus/7")
+    if is_overridden:
+        app.dependency_overrides[menu.own] = lambda: "instead"
 
-
-async def test_fastapi_dependency_override(menus: type[Any]) -> None:
-    """A bound method that is a dependency can be named again to override it, as every method can."""
-    app = FastAPI()
-    menu = menus("south")
-
-    @app.get("/menus/{item}")  # noqa: FAST003  # the dependency takes it
-    async def read(found: Annotated[Any, Depends(menu.own)]) -> Any:
-        return found
-
-    app.dependency_overrides[menu.own] = lambda: "instead"
-
-    assert "instead" == await get(app, "/menus/7")
+    assert ("instead" if is_overridden else ["south", 7]) == await get(app, "/menus/7")
 
 
 async def test_fastapi_with_postponed_annotations(guard: Guard) -> None:

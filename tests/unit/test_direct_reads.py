@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import Context, ContextVar
 from functools import partial
 from inspect import CORO_CLOSED, getcoroutinestate
@@ -204,7 +204,7 @@ async def test_hit_lands_in_the_step_in_which_it_is_told(process: Process) -> No
     assert ("stored", [True]) == (await call, landed)
 
 
-async def test_everybody_who_joins_a_look_is_answered(process: Process) -> None:
+async def test_callers_that_join_a_direct_read_are_answered(process: Process) -> None:
     """Who comes while a flight looks shares its answer; one who leaves disturbs nobody."""
     process.put()
     gate = process.store.gate = Gate()
@@ -290,7 +290,7 @@ async def test_tracked_values() -> None:
         assert [(OP, THERE.encode())] == [*tracking._remembered.values()]
 
 
-async def test_what_was_overtaken_while_it_looked_is_not_kept(process: Process) -> None:
+async def test_direct_read_that_was_overtaken_is_not_kept(process: Process) -> None:
     """A hit that is on its way when its op is invalidated answers who waited, and is remembered nowhere."""
     process.put()
     gate = process.store.later = Gate()
@@ -369,7 +369,7 @@ async def test_value_that_will_not_do(payload: bytes, options: dict[str, Any], u
         assert "loaded" in str(process.server.values[KEY][0])
 
 
-async def test_refresh_never_looks(process: Process) -> None:
+async def test_refresh_never_reads_directly(process: Process) -> None:
     """A refresh takes the right to load, whatever is stored."""
     process.put()
 
@@ -391,7 +391,7 @@ async def test_load_that_asks_for_itself(process: Process) -> None:
     assert 1 == process.store.looks
 
 
-async def test_load_within_a_load_looks(process: Process) -> None:
+async def test_load_within_a_load_reads_directly(process: Process) -> None:
     """What a loader asks for is looked for too, and begins to load when it is not there."""
 
     async def ask() -> Any:
@@ -452,7 +452,7 @@ FAILING_ONCE = {
         "a bound",
     ],
 )
-async def test_flight_that_cannot_look(why: str, process: Process) -> None:
+async def test_flight_that_cannot_read_directly(why: str, process: Process) -> None:
     """Where a look would have to wait for something, the flight has a task from the first."""
     process.put()
     if why == "the store begins nothing":
@@ -653,7 +653,7 @@ async def test_right_that_nobody_may_ask_about(why: str, process: Process, monke
 
 
 @pytest.mark.parametrize("is_there", [True, False])
-async def test_everybody_leaves_while_it_looks(is_there: bool, process: Process) -> None:
+async def test_all_leave_during_a_direct_read(is_there: bool, process: Process) -> None:
     """It lands at once; its answer is heard all the same, and a right to load that it brings is given back."""
     if is_there:
         process.put()
@@ -694,7 +694,7 @@ async def test_error_that_comes_when_everybody_has_left(process: Process) -> Non
     assert (["acquire", "release"], 1, 0) == (process.store.asked[2:], process.stats.l2_errors, process.loads)
 
 
-async def test_newcomer_does_not_join_who_has_been_left(process: Process) -> None:
+async def test_newcomer_does_not_join_a_flight_that_was_left(process: Process) -> None:
     """Who comes while an abandoned flight still hears its answer has a flight of their own."""
     gate = process.store.gate = Gate()
     first = await process.looking(gate, on_abandon="cancel")
@@ -821,7 +821,7 @@ async def never() -> str:
 
 
 @pytest.mark.parametrize("is_there", [True, False])
-async def test_exit_waits_for_those_who_look(is_there: bool, pause: Pause) -> None:
+async def test_exit_waits_for_direct_reads(is_there: bool, pause: Pause) -> None:
     """A guard that is left waits for flights that look, and for the loads that follow; nothing remains."""
     process = Process()
     if is_there:
@@ -877,7 +877,7 @@ async def test_exit_in_haste_hears_the_answer_out(pause: Pause) -> None:
     assert (set(), 0, {}) == (site.board.up, process.stats.in_flight, process.server.leases)
 
 
-async def test_store_that_is_closed_under_a_look(process: Process) -> None:
+async def test_store_that_is_closed_under_a_direct_read(process: Process) -> None:
     """A flight whose question was cut ends, and begins nothing: its waiters are told."""
     gate = process.store.gate = Gate()
     call = await process.looking(gate)
@@ -933,7 +933,7 @@ async def test_flight_that_ends_before_its_read_begins(process: Process) -> None
     assert CORO_CLOSED == getcoroutinestate(request)
 
 
-async def test_drain_waits_for_what_looks(process: Process, pause: Pause) -> None:
+async def test_drain_waits_for_direct_reads(process: Process, pause: Pause) -> None:
     """Draining is over when the answer is there, however many wait for that; and no later than it may be."""
     process.put()
     gate = process.store.gate = Gate()
@@ -995,7 +995,7 @@ def is_clean(board: Scoreboard, flight: Flight[str], peek: ScriptedRead, counter
     return left == (set(), {}, None, False, closed, 0)
 
 
-async def test_glance_brings_the_value() -> None:
+async def test_direct_read_brings_the_value() -> None:
     """What it brings is the answer, and leaves nothing to be closed."""
     board, peek = Scoreboard(), ScriptedRead(("soup",))
     flight, counters = launch(board, peek)
@@ -1005,20 +1005,33 @@ async def test_glance_brings_the_value() -> None:
     assert "soup" == await wait_one(flight)
 
 
-async def test_glance_that_fails() -> None:
-    """Its error is the flight's."""
-    board, peek = Scoreboard(), ScriptedRead(error=ValueError("no menu"))
+@pytest.mark.parametrize(
+    ("raised", "stops", "error", "message"),
+    [
+        (ValueError("no menu"), False, ValueError, "no menu"),
+        (asyncio.CancelledError(), False, LoadCancelled, "menu-7: the load was "),
+        (GeneratorExit(), False, LoadCancelled, "menu-7: the load was "),
+        (KeyboardInterrupt(), True, LoadCancelled, "menu-7: the load was ended by KeyboardInterrupt"),
+        (SystemExit(), True, LoadCancelled, "menu-7: the load was ended by SystemExit"),
+    ],
+    ids=repr,
+)
+async def test_direct_read_that_fails(raised: BaseException, stops: bool, error: type[Exception], message: str) -> None:
+    """Its error is the flight's, not that of what brought the answer; what stops the loop does so, too."""
+    board, peek = Scoreboard(), ScriptedRead(error=raised)
     flight, counters = launch(board, peek)
     waiting = asyncio.create_task(wait_one(flight))
-    peek.answer(None)
+    await asyncio.sleep(0)
+    with pytest.raises(type(raised)) if stops else nullcontext():
+        peek.answer(None)
 
     assert is_clean(board, flight, peek, counters)
-    with pytest.raises(ValueError, match="no menu"):
+    with pytest.raises(error, match=message):
         await waiting
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
-async def test_glance_that_cannot_even_begin(error: type[BaseException]) -> None:
+async def test_direct_read_that_cannot_even_begin(error: type[BaseException]) -> None:
     """That is the launching caller's error, and leaves no flight that would never land."""
 
     class Broken(ScriptedRead):
@@ -1030,33 +1043,6 @@ async def test_glance_that_cannot_even_begin(error: type[BaseException]) -> None
         board.launch(OP, lambda _: never(), counters, "finish", context=Context(), direct_read=peek)
 
     assert (set(), {}, 1, 0) == (board.up, board.flights, peek.closed, counters.in_flight)
-
-
-@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
-async def test_glance_that_stops_the_loop(error: type[BaseException]) -> None:
-    """What stops the loop does so, and whoever waits is told."""
-    board, peek = Scoreboard(), ScriptedRead(error=error())
-    flight, counters = launch(board, peek)
-    waiting = asyncio.create_task(wait_one(flight))
-    await asyncio.sleep(0)
-    with pytest.raises(error):
-        peek.answer(None)
-
-    assert is_clean(board, flight, peek, counters)
-    with pytest.raises(LoadCancelled, match=f"menu-7: the load was ended by {error.__name__}"):
-        await waiting
-
-
-@pytest.mark.parametrize("error", [asyncio.CancelledError, GeneratorExit])
-async def test_glance_that_ends_in_what_stops_nothing(error: type[BaseException]) -> None:
-    """Anything else is the flight's own, as it would be in a task, and not that of whoever brought the answer."""
-    board, peek = Scoreboard(), ScriptedRead(error=error())
-    flight, counters = launch(board, peek)
-    peek.answer(None)
-
-    assert is_clean(board, flight, peek, counters)
-    with pytest.raises(LoadCancelled, match="menu-7: the load was "):
-        await wait_one(flight)
 
 
 async def test_codec_that_cancels_is_its_own_trouble(process: Process) -> None:
@@ -1072,7 +1058,7 @@ async def test_codec_that_cancels_is_its_own_trouble(process: Process) -> None:
 
 
 @pytest.mark.parametrize("refusal", [RuntimeError, KeyboardInterrupt])
-async def test_task_factory_that_refuses_after_a_look(refusal: type[BaseException], pause: Pause) -> None:
+async def test_task_factory_that_refuses_after_a_direct_read(refusal: type[BaseException], pause: Pause) -> None:
     """Whoever waits is told, the loop hears of it, and nothing is left."""
     board, peek, loop = Scoreboard(), ScriptedRead(), asyncio.get_running_loop()
     flight, counters = launch(board, peek)
@@ -1122,7 +1108,7 @@ async def test_right_is_given_back_when_no_task_can_be_made(process: Process) ->
     assert (["no more tasks"], {}) == (complaints, process.server.leases)
 
 
-async def test_who_waits_until_it_no_longer_looks() -> None:
+async def test_wait_until_a_direct_read_is_over() -> None:
     """They share one future, which is done when there is a task."""
     board, peek = Scoreboard(), ScriptedRead()
 
@@ -1178,7 +1164,7 @@ async def test_batch_does_not_wait_for_a_hit_that_has_landed(process: Process, p
 
 
 @pytest.mark.parametrize("has_more", [True, False])
-async def test_batch_goes_without_who_waits_for_another_process(has_more: bool, process: Process) -> None:
+async def test_batch_goes_without_flights_that_wait_for_another_process(has_more: bool, process: Process) -> None:
     """An id that somebody else is loading, as its look has told, keeps nobody waiting."""
     asked: list[list[int]] = []
     process.store.has_more = has_more

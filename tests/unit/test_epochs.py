@@ -1,6 +1,8 @@
 import sys
 import threading
 
+import pytest
+
 from stampede_guard._memory.epochs import Epochs
 
 
@@ -11,25 +13,16 @@ def test_epoch_stays_until_bumped() -> None:
     assert epochs.current("a") == epochs.current("a")
 
 
-def test_bump_is_one_ops() -> None:
-    """An invalidation begins a new epoch of its op, and of no other."""
-    epochs = Epochs()
-    before = epochs.current("a"), epochs.current("b")
-
-    epochs.bump("a")
-
-    assert [False, True] == [epochs.current("a") == before[0], epochs.current("b") == before[1]]
-
-
-def test_bump_all_is_everybodys() -> None:
-    """`bump_all` begins a new epoch of ops that were invalidated before, and of those that never were."""
+@pytest.mark.parametrize(("is_all", "stays"), [(False, [False, True]), (True, [False, False])], ids=["one", "all"])
+def test_bump(is_all: bool, stays: list[bool]) -> None:
+    """An invalidation begins a new epoch of its op alone; one of everything also of ops that never had one."""
     epochs = Epochs()
     epochs.bump("a")
     before = epochs.current("a"), epochs.current("b")
 
-    epochs.bump_all()
+    _ = epochs.bump_all() if is_all else epochs.bump("a")
 
-    assert [False, False] == [epochs.current("a") == before[0], epochs.current("b") == before[1]]
+    assert stays == [epochs.current("a") == before[0], epochs.current("b") == before[1]]
 
 
 def test_epochs_never_come_back() -> None:

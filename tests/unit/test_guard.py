@@ -37,6 +37,7 @@ Pause = Callable[[], Awaitable[None]]
 MakeLoop = Callable[[], asyncio.AbstractEventLoop]
 
 OP = "menu-7"
+NAMES: Any = ("", 7, None, ["menus"])  # that are none
 BOTH: dict[str, Any] = {"ttl": 5, "l2_ttl": 10, "jitter": 0, "returns": str}
 
 
@@ -92,14 +93,20 @@ async def test_memory_answers_first(guard: Guard, load: Loader, store: FaultStor
     assert (1, 1, 0) == (guard.stats().l1_hits, guard.stats().loads, guard.stats().l2_errors)
 
 
-async def test_store_answers_when_memory_does_not(guard: Guard, load: Loader, clock: ManualClock) -> None:
-    """When the entry in memory is gone, the store is read, and its answer is remembered again."""
+@pytest.mark.parametrize(
+    ("seconds", "answer", "stats"), [(5, "soup 1", (1, 1, 1, 1)), (10, "soup 2", (0, 1, 2, 2))], ids=["store", "loader"]
+)
+async def test_store_answers_when_memory_does_not(  # noqa: PLR0917  # fixtures
+    seconds: float, answer: str, stats: tuple[int, ...], guard: Guard, load: Loader, clock: ManualClock
+) -> None:
+    """When the entry in memory is gone, the store is read; when both let go, it is loaded. Memory has it again."""
     await guard.fetch(OP, load, **BOTH)
-    clock.advance(5)
+    clock.advance(seconds)
     answers = [await guard.fetch(OP, load, **BOTH) for _ in range(2)]
 
-    assert ["soup 1", "soup 1"] == answers
-    assert (1, 1, 1) == (guard.stats().l2_hits, guard.stats().l1_hits, guard.stats().loads)
+    now = guard.stats()
+    assert [answer] * 2 == answers
+    assert stats == (now.l2_hits, now.l1_hits, now.loads, now.l2_misses)
 
 
 async def test_memory_keeps_nothing_longer_than_the_store(guard: Guard, load: Loader, clock: ManualClock) -> None:
@@ -110,16 +117,6 @@ async def test_memory_keeps_nothing_longer_than_the_store(guard: Guard, load: Lo
     clock.advance(1)
 
     assert ("soup 1", "soup 2") == (late, await guard.fetch(OP, load, **BOTH))
-
-
-async def test_loader_answers_when_both_are_empty(guard: Guard, load: Loader, clock: ManualClock) -> None:
-    """When both tiers let go of the answer, it is loaded, and both are filled."""
-    await guard.fetch(OP, load, **BOTH)
-    clock.advance(10)
-    answers = [await guard.fetch(OP, load, **BOTH) for _ in range(2)]
-
-    assert ["soup 2", "soup 2"] == answers
-    assert (2, 2) == (guard.stats().loads, guard.stats().l2_misses)
 
 
 async def test_without_ttl_nothing_stays_in_memory(guard: Guard, load: Loader, store: FaultStore) -> None:
@@ -386,10 +383,16 @@ async def test_fetch_checks_its_options(options: dict[str, Any], guard: Guard, l
         await guard.fetch(OP, load, **options)
 
 
-async def test_fetch_needs_to_know_what_it_stores(guard: Guard, load: Loader) -> None:
-    """A value that is stored needs its type, or a codec."""
-    with pytest.raises(ConfigurationError, match="codec="):
-        await guard.fetch(OP, load, l2_ttl=10)
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"l2_ttl": 10}, "codec="), *[({"name": name}, "^name=.*: give a string that is not empty$") for name in NAMES]],
+)
+async def test_fetch_needs_to_know_what_it_stores(
+    options: dict[str, Any], message: str, guard: Guard, load: Loader
+) -> None:
+    """A value that is stored needs its type, or a codec; a name is a text, and not empty."""
+    with pytest.raises(ConfigurationError, match=message):
+        await guard.fetch(OP, load, **options)
 
 
 async def test_fetch_needs_a_store_to_store(load: Loader) -> None:
@@ -459,13 +462,6 @@ async def test_limit_of_fetch_belongs_to_its_name(differing: Callable[[int], dic
     gate.open()
     assert len(calls) == len(await asyncio.gather(*calls))
     assert {"menus": 5, "hours": 5} == {name: each.loads for name, each in guard.stats().operations.items()}
-
-
-@pytest.mark.parametrize("name", ["", 7, None, ["menus"]])
-async def test_fetch_checks_its_name(name: Any, guard: Guard, load: Loader) -> None:
-    """A name is a text, and not empty."""
-    with pytest.raises(ConfigurationError, match=r"^name=.*: give a string that is not empty$"):
-        await guard.fetch(OP, load, name=name)
 
 
 async def test_very_many_names_are_counted_together(load: Loader) -> None:

@@ -1,7 +1,7 @@
-from collections.abc import Callable
 from math import inf
 
 import pytest
+from arguments import Ending
 from inside import untyped
 
 from stampede_guard._memory.epochs import Lineage
@@ -387,16 +387,6 @@ def test_contains(memory: Memory) -> None:
 
 
 # Destructors of values that use the memory
-
-
-class Ending:
-    """A value whose end does something."""
-
-    def __init__(self, do: Callable[[], object]) -> None:
-        self._do = do
-
-    def __del__(self) -> None:
-        self._do()
 
 
 @pytest.mark.parametrize("way", ["drop", "put", "expiry", "eviction", "tag"])

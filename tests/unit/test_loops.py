@@ -11,7 +11,7 @@ import pytest
 from inside import untyped
 
 from stampede_guard import Guard, coalesce
-from stampede_guard import _loops as site_module
+from stampede_guard import _loops as loops_module
 from stampede_guard._flights.flight import Flight
 from stampede_guard._flights.limiter import Limiters
 from stampede_guard._flights.waiting import wait_one
@@ -32,21 +32,21 @@ def tier() -> Tier:
     return Tier(FaultStore(clock := ManualClock()), "menus", 1_000, clock)
 
 
-def site_of(loop: asyncio.AbstractEventLoop, tier: Tier | None = None) -> LoopState:
-    """Return a site for *loop*."""
+def state_of(loop: asyncio.AbstractEventLoop, tier: Tier | None = None) -> LoopState:
+    """Return a state for *loop*."""
     return LoopState(loop, Memory(10, ManualClock()), tier, Epochs(), Limiters())
 
 
 def new_states() -> LoopStates:
     """Return the states of a guard without a store."""
-    return LoopStates(lambda: site_of(asyncio.get_running_loop()), needs_entering=False)
+    return LoopStates(lambda: state_of(asyncio.get_running_loop()), needs_entering=False)
 
 
-def opened(sites: LoopStates, loop: asyncio.AbstractEventLoop) -> LoopState:
-    """Return a site that *loop* has in *sites*."""
-    site = site_of(loop)
-    run(loop, lambda: sites.add(site))
-    return site
+def opened(states: LoopStates, loop: asyncio.AbstractEventLoop) -> LoopState:
+    """Return a state that *loop* has in *states*."""
+    state = state_of(loop)
+    run(loop, lambda: states.add(state))
+    return state
 
 
 def run(loop: asyncio.AbstractEventLoop, function: Callable[[], Any]) -> Any:
@@ -58,53 +58,53 @@ def run(loop: asyncio.AbstractEventLoop, function: Callable[[], Any]) -> Any:
     return loop.run_until_complete(call())
 
 
-def test_each_loop_finds_its_own_site(make_loop: MakeLoop) -> None:
+def test_each_loop_finds_its_own_state(make_loop: MakeLoop) -> None:
     """A loop finds what was added in it, however often loops take turns."""
-    sites, loops = new_states(), [make_loop() for _ in range(3)]
-    own = [opened(sites, loop) for loop in loops[:2]]
+    states, loops = new_states(), [make_loop() for _ in range(3)]
+    own = [opened(states, loop) for loop in loops[:2]]
 
-    found = [run(loop, sites.here) for loop in loops * 2]
+    found = [run(loop, states.here) for loop in loops * 2]
 
     assert [*own, None] * 2 == found
 
 
 def test_outside_of_a_loop() -> None:
-    """Without a running loop there is no site to ask for."""
+    """Without a running loop there is no state to ask for."""
     with pytest.raises(RuntimeError, match="no running event loop"):
         new_states().here()
 
 
-def test_removed_site_is_not_found(make_loop: MakeLoop) -> None:
-    """A site that was removed is gone; a second time there is nothing to remove."""
-    sites, loop = new_states(), make_loop()
-    site = opened(sites, loop)
+def test_removed_state_is_not_found(make_loop: MakeLoop) -> None:
+    """A state that was removed is gone; a second time there is nothing to remove."""
+    states, loop = new_states(), make_loop()
+    state = opened(states, loop)
 
-    removed = [run(loop, lambda: sites.remove(site)) for _ in range(2)]
+    removed = [run(loop, lambda: states.remove(state)) for _ in range(2)]
 
     assert [True, False] == removed
-    assert run(loop, sites.here) is None
+    assert run(loop, states.here) is None
 
 
-def test_newer_site_is_not_removed(make_loop: MakeLoop) -> None:
-    """Who closes an old site late does not take the new one away."""
-    sites, loop = new_states(), make_loop()
-    old, new = opened(sites, loop), opened(sites, loop)
+def test_newer_state_is_not_removed(make_loop: MakeLoop) -> None:
+    """Who closes an old state late does not take the new one away."""
+    states, loop = new_states(), make_loop()
+    old, new = opened(states, loop), opened(states, loop)
 
-    assert not run(loop, lambda: sites.remove(old))
-    assert new is run(loop, sites.here)
+    assert not run(loop, lambda: states.remove(old))
+    assert new is run(loop, states.here)
 
 
-def remembering(sites: LoopStates, *loops: asyncio.AbstractEventLoop) -> list[LoopState]:
-    """Return sites for *loops* that remember the op `a`."""
-    made = [opened(sites, loop) for loop in loops]
-    for site in made:
-        site.memory.put("a", "soup", 60)
+def remembering(states: LoopStates, *loops: asyncio.AbstractEventLoop) -> list[LoopState]:
+    """Return states for *loops* that remember the op `a`."""
+    made = [opened(states, loop) for loop in loops]
+    for state in made:
+        state.memory.put("a", "soup", 60)
     return made
 
 
-def left(sites: list[LoopState]) -> list[bool]:
-    """Return which of *sites* still remember it."""
-    return ["a" in site.memory for site in sites]
+def left(states: list[LoopState]) -> list[bool]:
+    """Return which of *states* still remember it."""
+    return ["a" in state.memory for state in states]
 
 
 FORGET = Change("op", "a")
@@ -112,10 +112,10 @@ FORGET = Change("op", "a")
 
 def test_changes_reach_every_loop(make_loop: MakeLoop) -> None:
     """A change is made here at once, and elsewhere in the other loop's next iteration."""
-    sites, here, there = new_states(), make_loop(), make_loop()
-    both = remembering(sites, here, there)
+    states, here, there = new_states(), make_loop(), make_loop()
+    both = remembering(states, here, there)
 
-    run(here, lambda: sites.tell(FORGET))
+    run(here, lambda: states.tell(FORGET))
     at_once = left(both)
     run(there, lambda: None)
 
@@ -123,70 +123,61 @@ def test_changes_reach_every_loop(make_loop: MakeLoop) -> None:
 
 
 def test_changes_from_outside_of_a_loop(make_loop: MakeLoop) -> None:
-    """Where no loop is running every site is elsewhere."""
-    sites, loop = new_states(), make_loop()
-    own = remembering(sites, loop)
+    """Where no loop is running every state is elsewhere."""
+    states, loop = new_states(), make_loop()
+    own = remembering(states, loop)
 
-    sites.tell(FORGET)
+    states.tell(FORGET)
     at_once = left(own)
     run(loop, lambda: None)
 
     assert ([True], [False]) == (at_once, left(own))
 
 
-def test_changes_from_a_loop_without_a_site(make_loop: MakeLoop) -> None:
+def test_changes_from_a_loop_without_a_state(make_loop: MakeLoop) -> None:
     """A loop that does not use the guard can tell those that do."""
-    sites, here, there = new_states(), make_loop(), make_loop()
-    own = remembering(sites, there)
+    states, here, there = new_states(), make_loop(), make_loop()
+    own = remembering(states, there)
 
-    assert run(here, lambda: sites.tell(FORGET)) is None
+    assert run(here, lambda: states.tell(FORGET)) is None
     run(there, lambda: None)
 
     assert [False] == left(own)
 
 
-def test_closed_loops_are_passed_over(make_loop: MakeLoop) -> None:
-    """A loop that was closed is told nothing."""
-    sites, loop = new_states(), make_loop()
-    own = remembering(sites, loop)
+@pytest.mark.parametrize("is_gone", [False, True], ids=["closed", "gone"])
+def test_closed_loops_are_passed_over(is_gone: bool) -> None:
+    """A loop that was closed is told nothing, nor is a state that something keeps longer than its loop."""
+    states, loop = new_states(), asyncio.new_event_loop()
+    own = remembering(states, loop)
     loop.close()
+    if is_gone:
+        del loop
+        gc.collect()
 
-    sites.tell(FORGET)
+    states.tell(FORGET)
 
     assert ([True], {}) == (left(own), own[0].news)
 
 
 def test_loop_that_closes_just_then(make_loop: MakeLoop, monkeypatch: pytest.MonkeyPatch) -> None:
     """A loop that is closed between the look and the word, by its own thread, is passed over too."""
-    sites, loop = new_states(), make_loop()
-    own = remembering(sites, loop)
+    states, loop = new_states(), make_loop()
+    own = remembering(states, loop)
     loop.close()
     monkeypatch.setattr(loop, "is_closed", lambda: False)
-    sites.tell(FORGET)
+    states.tell(FORGET)
     monkeypatch.undo()
 
     assert [True] == left(own)
 
 
-def test_site_whose_loop_is_gone_is_passed_over() -> None:
-    """A site that something keeps longer than its loop is told nothing."""
-    sites, loop = new_states(), asyncio.new_event_loop()
-    own = remembering(sites, loop)
-    loop.close()
-    del loop
-    gc.collect()
-
-    sites.tell(FORGET)
-
-    assert ([True], {}) == (left(own), own[0].news)
-
-
-def test_site_that_was_removed_meanwhile_is_not_changed(make_loop: MakeLoop) -> None:
-    """A change that arrives when its site is gone is dropped, and not made to the site that came after."""
-    sites, loop = new_states(), make_loop()
-    own = remembering(sites, loop)
-    loop.call_soon(sites.remove, own[0])
-    sites.tell(FORGET)
+def test_state_that_was_removed_meanwhile_is_not_changed(make_loop: MakeLoop) -> None:
+    """A change that arrives when its state is gone is dropped, and not made to the state that came after."""
+    states, loop = new_states(), make_loop()
+    own = remembering(states, loop)
+    loop.call_soon(states.remove, own[0])
+    states.tell(FORGET)
 
     run(loop, lambda: None)
 
@@ -195,21 +186,21 @@ def test_site_that_was_removed_meanwhile_is_not_changed(make_loop: MakeLoop) -> 
 
 def test_loop_that_rarely_runs_keeps_one_note(make_loop: MakeLoop) -> None:
     """However much is invalidated elsewhere, a loop that does not run has one handle for it, and equal changes once."""
-    sites, loop = new_states(), make_loop()
+    states, loop = new_states(), make_loop()
     loop.set_debug(True)
-    (site,) = remembering(sites, loop)
+    (state,) = remembering(states, loop)
     before = len(untyped(loop)._ready)
 
     for _ in range(3):
         for op in ("a", "b", "c"):
-            sites.tell(Change("op", op))
-    after = len(untyped(loop)._ready) - before, len(site.news)
+            states.tell(Change("op", op))
+    after = len(untyped(loop)._ready) - before, len(state.news)
     run(loop, lambda: None)
-    sites.tell(FORGET)
+    states.tell(FORGET)
     run(loop, lambda: None)
 
     assert (1, 3) == after
-    assert ([False], {}) == (left([site]), site.news)
+    assert ([False], {}) == (left([state]), state.news)
 
 
 @pytest.mark.parametrize("is_stored", [False, True])
@@ -217,57 +208,57 @@ def test_loop_with_too_many_changes_forgets_everything(
     make_loop: MakeLoop, monkeypatch: pytest.MonkeyPatch, *, is_stored: bool
 ) -> None:
     """What a loop has not heard of is bounded; beyond that it forgets all, in its store too if that was to be told."""
-    monkeypatch.setattr(site_module, "_NEWS", 3)
-    sites, loop = new_states(), make_loop()
-    (site,) = remembering(sites, loop)
+    monkeypatch.setattr(loops_module, "_NEWS", 3)
+    states, loop = new_states(), make_loop()
+    (state,) = remembering(states, loop)
     changes = [Change("op", f"menu-{number}", is_stored=is_stored and number == 1) for number in range(5)]
 
     for change in changes:
-        sites.tell(change)
-    noted = {*site.news}
+        states.tell(change)
+    noted = {*state.news}
     run(loop, lambda: None)
 
     assert {Change("all", is_stored=is_stored), changes[-1]} == noted
-    assert [False] == left([site])
+    assert [False] == left([state])
 
 
 def test_word_that_a_signal_handler_cuts_off(make_loop: MakeLoop, monkeypatch: pytest.MonkeyPatch) -> None:
     """A change whose word to the loop was cut off by an exception is made with the next one."""
-    sites, loop = new_states(), make_loop()
-    own = remembering(sites, loop)
+    states, loop = new_states(), make_loop()
+    own = remembering(states, loop)
 
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(loop, "call_soon_threadsafe", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        sites.tell(FORGET)
+        states.tell(FORGET)
     monkeypatch.undo()
-    sites.tell(Change("op", "b"))
+    states.tell(Change("op", "b"))
     run(loop, lambda: None)
 
     assert [False] == left(own)
 
 
-def test_site_does_not_keep_its_loop(make_loop: MakeLoop) -> None:
-    """When a loop is forgotten, sites do not hold it."""
-    sites, loop = new_states(), asyncio.new_event_loop()
-    opened(sites, loop)
+def test_state_does_not_keep_its_loop(make_loop: MakeLoop) -> None:
+    """When a loop is forgotten, states do not hold it."""
+    states, loop = new_states(), asyncio.new_event_loop()
+    opened(states, loop)
     loop.close()
     forgotten = ref(loop)
     del loop
     gc.collect()
 
     assert forgotten() is None
-    assert {} == sites._open
+    assert {} == states._open
 
 
 def test_states_of_a_guard_that_is_gone(make_loop: MakeLoop) -> None:
     """A loop keeps nothing of a guard that is gone."""
-    sites, loop = new_states(), make_loop()
-    forgotten = ref(opened(sites, loop))
+    states, loop = new_states(), make_loop()
+    forgotten = ref(opened(states, loop))
 
-    del sites
+    del states
     gc.collect()
 
     assert forgotten() is None
@@ -306,14 +297,14 @@ def test_loop_closed_with_a_load_up_is_let_go(*, is_joined: bool) -> None:
 
 
 def test_child_of_a_fork_leaves_the_parents_loops(make_loop: MakeLoop) -> None:
-    """Where this process was forked, sites of before are told nothing, and release their argument caches."""
-    sites, loop = new_states(), make_loop()
-    own = remembering(sites, loop)
+    """Where this process was forked, states of before are told nothing, and release their argument caches."""
+    states, loop = new_states(), make_loop()
+    own = remembering(states, loop)
 
-    site_module._disown_all()
-    sites.tell(FORGET)
+    loops_module._disown_all()
+    states.tell(FORGET)
 
-    assert ([True], {}, {}) == (left(own), own[0].news, sites._open)
+    assert ([True], {}, {}) == (left(own), own[0].news, states._open)
 
 
 CRITICAL = """
@@ -326,7 +317,7 @@ guard = Guard()
 async def load(menu_id):
     return menu_id
 
-def lines_of_sites(at_line):
+def lines_of_states(at_line):
     def trace(frame, event, _):
         if frame.f_code.co_filename != _loops.__file__:
             return None
@@ -355,7 +346,7 @@ def interrupt():
     sys.settrace(None)
     signal.raise_signal(signal.SIGUSR1)
     sys.settrace(trace)
-trace = lines_of_sites(interrupt)
+trace = lines_of_states(interrupt)
 sys.settrace(trace)
 asyncio.run(use())
 sys.settrace(None)
@@ -370,7 +361,7 @@ def stop():
     arrived.release()
     resume.acquire()
 def run():
-    sys.settrace(lines_of_sites(stop))
+    sys.settrace(lines_of_states(stop))
     asyncio.run(use())
     sys.settrace(None)
     done.append(None)
@@ -408,16 +399,16 @@ def test_no_step_holds_what_others_need(story: str) -> None:
 
 async def test_forget() -> None:
     """`forget` drops one op from memory and board, `forget_all` everything."""
-    site, gate = site_of(asyncio.get_running_loop()), Gate()
+    state, gate = state_of(asyncio.get_running_loop()), Gate()
     for op in "abc":
-        site.memory.put(op, "soup", 60)
-    calls = [asyncio.create_task(site.board.debounce(op, gate.passage)) for op in "abc"]
+        state.memory.put(op, "soup", 60)
+    calls = [asyncio.create_task(state.board.debounce(op, gate.passage)) for op in "abc"]
     await gate.arrivals(3)
 
-    site.forget("a")
-    one = len(site.memory), len(site.board.flights)
-    site.forget_all()
-    everything = len(site.memory), len(site.board.flights)
+    state.forget("a")
+    one = len(state.memory), len(state.board.flights)
+    state.forget_all()
+    everything = len(state.memory), len(state.board.flights)
     gate.open()
     await asyncio.gather(*calls)
 
@@ -426,23 +417,23 @@ async def test_forget() -> None:
 
 async def test_invalidation_without_a_tier() -> None:
     """Where there is no store there is nothing to be confirmed."""
-    assert site_of(asyncio.get_running_loop()).make(Change("op", "a", is_stored=True)) is None
+    assert state_of(asyncio.get_running_loop()).make(Change("op", "a", is_stored=True)) is None
 
 
 async def test_invalidation_that_concerns_this_loop_alone(tier: Tier) -> None:
     """A change that the store need not know of is not sent."""
-    site = site_of(asyncio.get_running_loop(), tier)
+    state = state_of(asyncio.get_running_loop(), tier)
 
-    assert [None] * 3 == [site.make(change) for change in (Change("op", "a"), Change("all"), Change("replaced"))]
+    assert [None] * 3 == [state.make(change) for change in (Change("op", "a"), Change("all"), Change("replaced"))]
     assert tier.pending.is_empty
 
 
 @pytest.mark.parametrize("change", [Change("op", "a", is_stored=True), Change("all", is_stored=True)])
 async def test_invalidation_is_announced_at_once(change: Change, tier: Tier) -> None:
     """What is invalidated is in quarantine before anything is awaited; the store's confirmation ends that."""
-    site = site_of(asyncio.get_running_loop(), tier)
+    state = state_of(asyncio.get_running_loop(), tier)
 
-    confirmation = site.make(change)
+    confirmation = state.make(change)
     announced = tier.pending.is_empty
 
     assert confirmation is not None
@@ -454,20 +445,20 @@ async def test_invalidation_is_announced_at_once(change: Change, tier: Tier) -> 
 
 
 class Menu:
-    """A site with two ops in memory and on their way, of which the first has a tag."""
+    """A state with two ops in memory and on their way, of which the first has a tag."""
 
     def __init__(self) -> None:
         self.epochs = Epochs()
         self.memory = Memory(10, clock := ManualClock())
         self.clock = clock
-        self.site = LoopState(asyncio.get_running_loop(), self.memory, None, self.epochs, Limiters())
+        self.state = LoopState(asyncio.get_running_loop(), self.memory, None, self.epochs, Limiters())
         self.gate = Gate()
         self.flights = [self._launch("a", ("soups",)), self._launch("b", ())]
         self.before = self.taken()
 
     def _launch(self, op: str, tags: tuple[str, ...]) -> Flight[None]:
         self.memory.put(op, "soup", 60, tags)
-        return self.site.board.launch(op, lambda _: self.gate.passage(), Counters(), "finish", tags=tags)
+        return self.state.board.launch(op, lambda _: self.gate.passage(), Counters(), "finish", tags=tags)
 
     def taken(self) -> list[tuple[int, ...]]:
         """Return the epochs as their flights take them."""
@@ -477,7 +468,7 @@ class Menu:
         """Return which ops are remembered, which have a flight to join, and which of the flights may store."""
         may_store = [now == before for now, before in zip(self.taken(), self.before, strict=True)]
         remembered = "".join(op for op in "ab" if self.memory.get(op) is not None)
-        joinable = "".join(self.site.board.flights)
+        joinable = "".join(self.state.board.flights)
         self.gate.open()
         for flight in self.flights:
             await wait_one(flight)
@@ -488,7 +479,7 @@ async def test_forget_tagged() -> None:
     """`forget_tagged` drops what has the tag from memory and board."""
     menu = Menu()
 
-    menu.site.forget_tagged("soups")
+    menu.state.forget_tagged("soups")
 
     assert ("b", "b", [True, True]) == await menu.left()
 
@@ -496,13 +487,13 @@ async def test_forget_tagged() -> None:
 @pytest.mark.parametrize(
     ("hear", "left"),
     [
-        (lambda site: site.on_invalidated("b"), ("a", "a", [True, False])),
-        (lambda site: site.on_invalidated("c"), ("ab", "ab", [True, True])),
-        (lambda site: site.on_tag_invalidated("soups"), ("b", "b", [False, True])),
-        (lambda site: site.on_tag_invalidated("salads"), ("ab", "ab", [True, True])),
-        (lambda site: site.on_cleared(), ("", "", [False, False])),
-        (lambda site: site.on_alive(1_003.0), ("ab", "ab", [True, True])),
-        (lambda site: site.on_lost(), ("", "", [False, False])),
+        (lambda state: state.on_invalidated("b"), ("a", "a", [True, False])),
+        (lambda state: state.on_invalidated("c"), ("ab", "ab", [True, True])),
+        (lambda state: state.on_tag_invalidated("soups"), ("b", "b", [False, True])),
+        (lambda state: state.on_tag_invalidated("salads"), ("ab", "ab", [True, True])),
+        (lambda state: state.on_cleared(), ("", "", [False, False])),
+        (lambda state: state.on_alive(1_003.0), ("ab", "ab", [True, True])),
+        (lambda state: state.on_lost(), ("", "", [False, False])),
     ],
     ids=["op", "unknown op", "tag", "unknown tag", "everything", "a sound", "nothing"],
 )
@@ -510,16 +501,16 @@ async def test_what_is_heard(hear: Callable[[LoopState], None], left: tuple[str,
     """What was invalidated elsewhere is dropped here, joined no more, and what loads it may not be remembered."""
     menu = Menu()
 
-    hear(menu.site)
+    hear(menu.state)
 
     assert left == await menu.left()
 
 
 async def test_what_the_server_saw_is_nothing_without_tracking() -> None:
-    """A site that tracks nothing does not mind which keys changed."""
+    """A state that tracks nothing does not mind which keys changed."""
     menu = Menu()
 
-    menu.site.on_keys_changed(KeysChanged(None))
+    menu.state.on_keys_changed(KeysChanged(None))
 
     assert ("ab", "ab", [True, True]) == await menu.left()
 
@@ -527,7 +518,7 @@ async def test_what_the_server_saw_is_nothing_without_tracking() -> None:
 async def test_silence_that_nobody_noticed() -> None:
     """When memory finds that the bus was silent for too long, loads under way may be neither remembered nor joined."""
     menu = Menu()
-    menu.site.on_alive(1_003.0)
+    menu.state.on_alive(1_003.0)
 
     menu.clock.advance(3)
     menu.memory.get("a")
@@ -539,11 +530,11 @@ async def test_silence_that_a_join_notices() -> None:
     """A caller who would join a load finds out that the trust is over, though memory was not asked for anything."""
     menu = Menu()
     menu.memory.clear()
-    menu.site.on_alive(1_003.0)
-    before = menu.site.joinable("a") is menu.flights[0]
+    menu.state.on_alive(1_003.0)
+    before = menu.state.joinable("a") is menu.flights[0]
 
     menu.clock.advance(3)
-    after = menu.site.joinable("a")
+    after = menu.state.joinable("a")
 
     assert (True, None) == (before, after)
     assert ("", "", [False, False]) == await menu.left()
@@ -555,9 +546,9 @@ async def test_load_without_trust_is_joined_for_a_while() -> None:
     menu.flights[0].joinable_until = menu.clock() + 1
 
     menu.clock.advance(0.999)
-    before = menu.site.joinable("a") is menu.flights[0]
+    before = menu.state.joinable("a") is menu.flights[0]
     menu.clock.advance(0.001)
-    after = menu.site.joinable("a")
+    after = menu.state.joinable("a")
 
     assert (True, None) == (before, after)
     assert ("ab", "b", [True, True]) == await menu.left()

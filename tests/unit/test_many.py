@@ -10,6 +10,7 @@ from weakref import ref
 
 import pytest
 from inside import untyped
+from task_factories import at_once
 
 from stampede_guard import (
     Coalesced,
@@ -576,22 +577,6 @@ async def test_a_batch_that_nobody_waits_for_is_not_sent(menus: Menus, guard: Gu
     await pause()
 
     assert ([], {}, 0) == (menus.asked, load._batches._windows(), guard.stats().loads)
-
-
-class Done(asyncio.Future[Any]):
-    """A task that is over."""
-
-    def set_name(self, name: object) -> None:
-        """Have no name."""
-
-
-def at_once(loop: asyncio.AbstractEventLoop, load: Any, **_: object) -> Any:
-    """Run a task that never waits inside its own creation, as eager tasks do, on any Python."""
-    future = Done(loop=loop)
-    with pytest.raises(StopIteration) as stopped:
-        load.send(None)
-    future.set_result(stopped.value.value)
-    return future
 
 
 async def test_what_is_found_as_it_is_launched_is_not_expected(menus: Menus, store: FaultStore) -> None:

@@ -351,18 +351,14 @@ def test_context_is_clean() -> None:
     assert in_a_request(operation(isolate=False).context) is None
 
 
-def test_context_has_what_varies() -> None:
-    """A load sees the variables that are part of the key."""
-    context = in_a_request(operation(isolate=False, vary=[tenant]).context)
-
-    assert {tenant: "acme"} == dict(context)
-
-
-def test_context_is_inherited_on_demand() -> None:
-    """A load sees a copy of everything if it is meant to."""
-    context = in_a_request(operation(isolate=False, inherit_context=True).context)
-
-    assert {tenant: "acme", request_id: "r1"} == dict(context)
+@pytest.mark.parametrize(
+    ("options", "seen"),
+    [({"vary": [tenant]}, {tenant: "acme"}), ({"inherit_context": True}, {tenant: "acme", request_id: "r1"})],
+    ids=["vary", "inherit_context"],
+)
+def test_context_of_a_load(options: dict[str, Any], seen: dict[Any, str]) -> None:
+    """A load sees the variables that are part of the key, or a copy of everything if it is meant to."""
+    assert seen == dict(in_a_request(operation(isolate=False, **options).context))
 
 
 def test_repr() -> None:

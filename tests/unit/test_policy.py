@@ -99,20 +99,13 @@ def test_defaults() -> None:
     assert ("finish", False, False) == (policy.on_abandon, policy.isolate, policy.inherit_context)
 
 
+@pytest.mark.parametrize(("duration", "seconds"), [(timedelta(minutes=1.5), 90.0), (None, None)])
 @pytest.mark.parametrize("name", ["ttl", "l2_ttl", "load_timeout", "wait_timeout"])
-def test_durations_become_seconds(name: str) -> None:
-    """Every duration may be given as a timedelta."""
-    given: dict[str, Any] = {name: timedelta(minutes=1.5)}
+def test_durations_become_seconds(name: str, duration: Any, seconds: float | None) -> None:
+    """Every duration may be given as a timedelta; `None` switches off what it bounds."""
+    given: dict[str, Any] = {name: duration}
 
-    assert 90.0 == getattr(Policy(**given), name)
-
-
-@pytest.mark.parametrize("name", ["ttl", "l2_ttl", "load_timeout", "wait_timeout"])
-def test_no_duration(name: str) -> None:
-    """`None` switches off what a duration bounds."""
-    given: dict[str, Any] = {name: None}
-
-    assert getattr(Policy(**given), name) is None
+    assert seconds == getattr(Policy(**given), name)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from weakref import WeakSet, ref
 import pytest
 from inside import timers_of, untyped
 from loaders import returning
+from task_factories import Done, at_once
 
 from stampede_guard import (
     ConfigurationError,
@@ -101,15 +102,6 @@ async def test_falsy_answers_are_answers(answer: object) -> None:
     assert [answer, answer] == await asyncio.gather(*calls)
 
 
-async def test_eager_or_not_an_immediate_load_leaves_nothing() -> None:
-    """A load that never waits may land inside its task's creation; its flight is gone all the same."""
-    board = Scoreboard()
-
-    answer = await board.debounce(OP, returning("soup"))
-
-    assert ("soup", {}, set(), 0) == (answer, board.flights, board.up, board.stats().in_flight)
-
-
 async def test_a_failure_is_shared_and_not_remembered() -> None:
     """Everybody who waits gets the load's error; whoever comes later loads anew."""
     board, gate = Scoreboard(), Gate()
@@ -127,16 +119,11 @@ async def test_a_failure_is_shared_and_not_remembered() -> None:
     assert "soup" == await board.debounce(OP, gated(gate))
 
 
-async def test_load_that_is_not_awaitable() -> None:
-    """A function that returns no awaitable fails as it would in an `await`."""
-    with pytest.raises(TypeError, match="await"):
-        await Scoreboard().debounce(OP, untyped(lambda: 7))
-
-
-async def test_load_that_raises_before_it_returns_an_awaitable() -> None:
-    """The error of the load function itself is the load's error."""
-    with pytest.raises(ZeroDivisionError):
-        await Scoreboard().debounce(OP, untyped(lambda: 1 / 0))
+@pytest.mark.parametrize(("load", "error"), [(lambda: 7, TypeError), (lambda: 1 / 0, ZeroDivisionError)])
+async def test_load_that_returns_no_awaitable(load: Any, error: type[Exception]) -> None:
+    """A function that returns no awaitable fails as it would in an `await`; its own error is the load's error."""
+    with pytest.raises(error, match=r"await|zero"):
+        await Scoreboard().debounce(OP, load)
 
 
 async def test_load_has_to_be_callable() -> None:
@@ -309,12 +296,14 @@ async def test_forgetting_what_is_not_there() -> None:
 # Loads that wait for themselves
 
 
-async def test_load_that_asks_for_itself() -> None:
-    """A load that calls its own op gets an error instead of waiting for ever."""
+@pytest.mark.parametrize("has_task", [False, True], ids=["itself", "in a task of its own"])
+async def test_load_that_asks_for_itself(has_task: bool) -> None:
+    """A load that calls its own op, or waits for a task that does, gets an error instead of waiting for ever."""
     board = Scoreboard()
 
     async def load() -> Any:
-        return await board.debounce(OP, load)
+        asking = board.debounce(OP, load)
+        return await (asyncio.create_task(asking) if has_task else asking)
 
     with pytest.raises(RecursiveLoad, match=r"menu-7: its loader waits for itself$"):
         await board.debounce(OP, load)
@@ -346,17 +335,6 @@ async def test_two_loads_that_ask_for_each_other() -> None:
 
     assert [RecursiveLoad, RecursiveLoad] == [type(outcome) for outcome in outcomes]
     assert {"a: its loader waits for itself, through b"} == {str(outcome) for outcome in outcomes}
-
-
-async def test_load_that_asks_for_itself_in_a_task_of_its_own() -> None:
-    """A task that a load starts and waits for belongs to that load."""
-    board = Scoreboard()
-
-    async def load() -> Any:
-        return await asyncio.create_task(board.debounce(OP, load))
-
-    with pytest.raises(RecursiveLoad):
-        await board.debounce(OP, load)
 
 
 async def test_load_that_launches_itself_beside_itself() -> None:
@@ -647,71 +625,58 @@ def test_loop_closed_over_a_load(make_loop: MakeLoop) -> None:
         lost.get_coro().close()
 
 
-async def test_task_factory_that_refuses() -> None:
-    """A load that cannot be started is the launching caller's error, and leaves no flight that would never land."""
+def no_more_tasks(*_: object, **__: object) -> Any:
+    """Make no task."""
+    raise RuntimeError("no more tasks")
+
+
+@pytest.mark.parametrize(
+    ("tasks", "load", "error"),
+    [
+        (no_more_tasks, lambda _: never, RuntimeError),
+        (at_once, lambda board: board.cancel_all, LoadCancelled),
+    ],
+    ids=["the factory refuses", "it ends its own flight"],
+)
+async def test_load_that_does_not_start(tasks: Any, load: Any, error: type[Exception]) -> None:
+    """A load that gets no task, or whose flight ends meanwhile, fails its caller, and leaves no flight."""
     board, loop = Scoreboard(), asyncio.get_running_loop()
     factory = loop.get_task_factory()
 
-    def refuse(*_: object, **__: object) -> Any:
-        raise RuntimeError("no more tasks")
-
-    loop.set_task_factory(refuse)
-    with pytest.raises(RuntimeError, match="no more tasks"):
-        await board.debounce(OP, never)
+    loop.set_task_factory(tasks)
+    with pytest.raises(error):
+        await board.debounce(OP, load(board))
     loop.set_task_factory(factory)
 
     assert ({}, set(), 0) == (board.flights, board.up, board.stats().in_flight)
 
 
-class Done(asyncio.Future[Any]):
-    """A task that is over."""
-
-    def set_name(self, name: object) -> None:
-        """Have no name."""
-
-
-def at_once(loop: asyncio.AbstractEventLoop, load: Any, **_: object) -> Any:
-    """Run a task that never waits inside its own creation, as eager tasks do, on any Python."""
-    future = Done(loop=loop)
-    with pytest.raises(StopIteration) as stopped:
-        load.send(None)
-    future.set_result(stopped.value.value)
-    return future
-
-
-async def test_load_that_is_over_when_its_task_is_created() -> None:
-    """A load that lands before its caller waits for it answers that caller, and leaves nothing."""
+@pytest.mark.parametrize("is_eager", [False, True], ids=["as it is", "over when its task is created"])
+async def test_immediate_load_leaves_nothing(is_eager: bool) -> None:
+    """A load that never waits answers its caller, even one that lands before its caller waits; its flight is gone."""
     board, loop = Scoreboard(), asyncio.get_running_loop()
     factory = loop.get_task_factory()
 
-    loop.set_task_factory(at_once)
+    loop.set_task_factory(at_once if is_eager else factory)
     answer = await board.debounce(OP, returning("soup"))
     loop.set_task_factory(factory)
 
     assert ("soup", {}, set(), 0) == (answer, board.flights, board.up, board.stats().in_flight)
 
 
-async def test_load_that_ends_its_own_flight_while_its_task_is_created() -> None:
-    """Even what shuts down the scoreboard from inside a load that has no task yet leaves nothing behind."""
-    board, loop = Scoreboard(), asyncio.get_running_loop()
-    factory = loop.get_task_factory()
-
-    loop.set_task_factory(at_once)
-    with pytest.raises(LoadCancelled):
-        await board.debounce(OP, board.cancel_all)
-    loop.set_task_factory(factory)
-
-    assert ({}, set(), 0) == (board.flights, board.up, board.stats().in_flight)
-
-
 # When a load begins
 
 
-async def test_load_begins_at_once_where_it_can(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With eager tasks, which no factory has to make, a load that need not wait is over when it is launched."""
+@pytest.mark.parametrize("can", [True, False], ids=["at once", "later"])
+async def test_load_begins_at_once_where_it_can(can: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With eager tasks, which no factory has to make, a load that need not wait is over when it is launched.
+
+    Before Python 3.12 it begins in the next iteration of the loop.
+    """
     board, loop = Scoreboard(), asyncio.get_running_loop()
     factory = loop.get_task_factory()
-    monkeypatch.setattr("stampede_guard._flights.flight._eager_task", lambda load, **_: at_once(loop, load))
+    eager_task = (lambda load, **_: at_once(loop, load)) if can else None
+    monkeypatch.setattr("stampede_guard._flights.flight._eager_task", eager_task)
 
     async def load(_: Flight[str]) -> str:
         return "soup"
@@ -720,24 +685,7 @@ async def test_load_begins_at_once_where_it_can(monkeypatch: pytest.MonkeyPatch)
     flight = board.launch(OP, load, Counters(), "finish")
     loop.set_task_factory(factory)
 
-    assert flight.landed
-    assert "soup" == await wait_one(flight)
-
-
-async def test_load_begins_later_where_tasks_cannot_be_eager(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before Python 3.12 a load begins in the next iteration of the loop."""
-    board, loop = Scoreboard(), asyncio.get_running_loop()
-    factory = loop.get_task_factory()
-    monkeypatch.setattr("stampede_guard._flights.flight._eager_task", None)
-
-    async def load(_: Flight[str]) -> str:
-        return "soup"
-
-    loop.set_task_factory(None)
-    flight = board.launch(OP, load, Counters(), "finish")
-    loop.set_task_factory(factory)
-
-    assert not flight.landed
+    assert can == flight.landed
     assert "soup" == await wait_one(flight)
 
 

@@ -16,9 +16,9 @@ from stampede_guard import (
     GuardClosed,
     InvalidationPending,
     LoadCancelled,
+    _path,
     coalesce,
 )
-from stampede_guard import _path as course_module
 from stampede_guard.testing import FaultStore, Gate, ManualClock
 
 Pause = Callable[[], Awaitable[None]]
@@ -136,7 +136,7 @@ async def test_value_that_cannot_be_stored(
     why: str, words: str, server: Server, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All processes that wait for a load whose value is not stored load side by side, and leave nothing behind."""
-    monkeypatch.setattr(course_module, "_POLLS", (60.0, 60.0) if words == "heard" else (0.001, 0.002))
+    monkeypatch.setattr(_path, "_POLLS", (60.0, 60.0) if words == "heard" else (0.001, 0.002))
     server.is_mute = words == "lost"
     processes = [Process(server, max_bytes=1 if why == "too long" else 100) for _ in range(4)]
     first, then = Gate(), Gate()
@@ -189,7 +189,7 @@ async def test_word_that_was_lost(
     fleet: tuple[Process, Process], server: Server, load: Loader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who hears nothing looks again after a while."""
-    monkeypatch.setattr(course_module, "_POLLS", (0.001, 0.002))
+    monkeypatch.setattr(_path, "_POLLS", (0.001, 0.002))
     here, there = fleet
     load.gate = Gate()
     first = here.ask(load)

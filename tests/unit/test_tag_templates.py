@@ -214,47 +214,27 @@ def guard() -> Guard:
     return Guard()
 
 
-async def test_all_spellings_of_a_tag_meet(guard: Guard) -> None:
-    """A UUID in a tag is invalidated by an f-string, by the template with the value, and by what `tags` tells."""
+@pytest.mark.parametrize("value", [UUID("6f9619ff-8b86-d011-b42d-00cf4fc964ff"), "n" * 5_000], ids=["UUID", "long"])
+async def test_all_spellings_of_a_tag_meet(value: Any, guard: Guard) -> None:
+    """A tag goes by an f-string, by the template with the value, and by what `tags` tells: of a long one, a digest."""
     source = Source()
 
-    @coalesce("menu-{restaurant_id}", guard=guard, ttl=60, tags=("restaurant:{restaurant_id}",))
-    async def load(restaurant_id: UUID) -> int:
+    @coalesce("menu-{owner}", guard=guard, ttl=60, tags=("of:{owner}",))
+    async def load(owner: UUID | str) -> int:
         return await source.load()
 
-    restaurant = UUID("6f9619ff-8b86-d011-b42d-00cf4fc964ff")
-    assert 1 == await load(restaurant)
-    await guard.invalidate_tag(f"restaurant:{restaurant}")
-    assert 2 == await load(restaurant)
-    await guard.invalidate_tag("restaurant:{restaurant_id}", restaurant_id=restaurant)
-    assert 3 == await load(restaurant)
-    await guard.invalidate_tag(*load.tags(restaurant))
-    assert 4 == await load(restaurant)
-    await guard.fetch("other", source.load, ttl=60, tags=(f"restaurant:{restaurant}",))
-    await guard.invalidate_tag("restaurant:{self}", self=restaurant)
-    assert guard.peek("other") is None
-
-
-async def test_all_spellings_of_a_long_tag_meet(guard: Guard) -> None:
-    """A long tag is kept as a digest, and goes by its whole text, by its template and by its digest."""
-    source = Source()
-
-    @coalesce("menu-{name}", guard=guard, ttl=60, tags=("of:{name}",))
-    async def load(name: str) -> int:
-        return await source.load()
-
-    name = "n" * 5_000
-    assert 1 == await load(name)
-    await guard.invalidate_tag(f"of:{name}")
-    assert 2 == await load(name)
-    await guard.invalidate_tag("of:{name}", name=name)
-    assert 3 == await load(name)
-    await guard.invalidate_tag(*load.tags(name))
-    assert 4 == await load(name)
-    await guard.fetch("other", source.load, ttl=60, tags=(f"of:{name}",))
-    await guard.invalidate_tag("of:" + name)
-    assert guard.peek("other") is None
-    assert [200] == [len(tag) for tag in load.tags(name)]
+    assert 1 == await load(value)
+    await guard.invalidate_tag(f"of:{value}")
+    assert 2 == await load(value)
+    await guard.invalidate_tag("of:{owner}", owner=value)
+    assert 3 == await load(value)
+    await guard.invalidate_tag(*load.tags(value))
+    assert 4 == await load(value)
+    for spelling, values in (("of:{self}", {"self": value}), (f"of:{value}", {})):
+        await guard.fetch("other", source.load, ttl=60, tags=(f"of:{value}",))
+        await guard.invalidate_tag(spelling, **values)
+        assert guard.peek("other") is None
+    assert [min(200, len(f"of:{value}"))] == [len(tag) for tag in load.tags(value)]
 
 
 async def test_all_spellings_of_an_op_meet(guard: Guard) -> None:
