@@ -77,7 +77,7 @@ def types(session: nox.Session) -> None:
 @nox.session
 def docs(session: nox.Session) -> None:
     """Build the documentation, strictly; `nox -s docs -- serve` shows it while you write."""
-    session.install("-e", ".[redis,aiocache]", *group("docs"))
+    session.install("-e", ".[redis,aiocache,fastapi]", *group("docs"))
     session.run("mkdocs", *(session.posargs or ["build", "--strict"]), env={"NO_MKDOCS_2_WARNING": "1"})
 
 

@@ -135,6 +135,7 @@ async def in_process(urls: ServerUrls, rounds: int) -> Figure:
                 l1_ttl=LIFE,
                 l2_ttl=LIFE,
                 ceiling_first=kind == PREBUILT,
+                http_caching=False,
             )
             app = apps[kind] = create_app(settings)
             await opened.enter_async_context(app.router.lifespan_context(app))

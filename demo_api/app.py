@@ -11,7 +11,7 @@ from .caching import guarded, through_aiocache
 from .database import DatabaseError, open_pool
 from .menus import MenuRepository
 from .probing import probe
-from .routes import Service, ceiling_router, menu_router, router
+from .routes import Service, ceiling_router, http_caching_router, menu_router, router
 from .settings import Settings
 
 # A seeded restaurant with a menu of average length: the ceiling sends as many bytes.
@@ -38,7 +38,8 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app = FastAPI(title="Menus", lifespan=lifespan)
     # FastAPI tries routes in this order, and each try costs some percent of an answer.
     # So the measured route comes first.
-    first, last = (ceiling_router, menu_router) if chosen.ceiling_first else (menu_router, ceiling_router)
+    menus = http_caching_router if chosen.http_caching and chosen.guard != "aiocache" else menu_router
+    first, last = (ceiling_router, menus) if chosen.ceiling_first else (menus, ceiling_router)
     for each in (first, router, last):
         app.include_router(each)
     return app

@@ -10,9 +10,9 @@ from aiocache.plugins import BasePlugin
 from aiocache.serializers import NullSerializer
 from redis.asyncio.connection import parse_url
 
-from stampede_guard import Guard, Health, coalesce, coalesce_many
+from stampede_guard import Answer, Guard, Health, coalesce, coalesce_many
 
-from .database import Connection
+from .database import UNAVAILABLE, Connection
 from .menus import MenuRepository, SerializedMenu, version_of
 from .models import RestaurantSummary
 from .settings import Settings
@@ -54,6 +54,7 @@ class MenuCache:
         counts: Returns what the reads have cost so far.
         stats: Returns the guard's own statistics, or ``None`` without a guard.
         health: Returns what is wrong with the guard; without a guard, nothing is.
+        answer: Returns a restaurant's menu with its age and freshness; ``None`` without a guard.
     """
 
     load: Callable[[int], Awaitable[bytes | None]]
@@ -62,6 +63,7 @@ class MenuCache:
     counts: Callable[[], Counts]
     stats: Callable[[], dict[str, object] | None] = lambda: None
     health: Callable[[], Health] = Health
+    answer: Callable[[int], Awaitable[Answer[SerializedMenu | None]]] | None = None
 
 
 @asynccontextmanager
@@ -83,6 +85,7 @@ async def guarded(settings: Settings, menus: MenuRepository) -> AsyncGenerator[M
         jitter=0,
         lease=settings.lease,
         version=version_of,
+        **_old_values(settings),
     )
     async def load_menu(restaurant_id: int) -> SerializedMenu | None:
         return await menus.load_menu(restaurant_id)
@@ -118,7 +121,15 @@ async def guarded(settings: Settings, menus: MenuRepository) -> AsyncGenerator[M
         return Counts(stats.calls, stats.executions, stats.loads, stats.l2_reads)
 
     async with guard:
-        yield MenuCache(load, load_summaries, changing, counts, lambda: guard.stats().as_dict(), guard.health)
+        stats = (lambda: guard.stats().as_dict(), guard.health)
+        yield MenuCache(load, load_summaries, changing, counts, *stats, load_menu.answer)
+
+
+def _old_values(settings: Settings) -> dict[str, Any]:
+    """Return the options for old values, of which there are none unless the settings ask for them."""
+    if settings.stale is None and settings.stale_if_error is None:
+        return {}
+    return {"stale": settings.stale, "stale_if_error": settings.stale_if_error, "stale_on": UNAVAILABLE}
 
 
 @asynccontextmanager

@@ -10,6 +10,8 @@ import asyncpg
 # A schema of its own keeps the tables apart from the database's others.
 SCHEMA: Final = "stampede_demo"
 CONNECT_TIMEOUT: Final = 5.0
+# What asyncpg raises while Postgres cannot be reached.
+UNAVAILABLE: Final = (OSError, TimeoutError, asyncpg.PostgresConnectionError, asyncpg.InterfaceError)
 
 # asyncpg's classes take type parameters only in its stubs.
 if TYPE_CHECKING:

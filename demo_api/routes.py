@@ -12,9 +12,10 @@ from fastapi import APIRouter, HTTPException, Path, Query, Request, Response
 from fastapi.responses import JSONResponse
 
 from stampede_guard import InvalidationPending
+from stampede_guard.fastapi import AnswerInfo
 
 from .caching import MenuCache
-from .menus import MAX_ID, MenuRepository
+from .menus import MAX_ID, MenuRepository, SerializedMenu
 from .models import ItemChange, ItemSummary, Menu, RestaurantList
 from .probing import PROBE_TIMEOUT
 from .settings import Mode
@@ -27,6 +28,7 @@ OWN_TROUBLES = frozenset({"not_open", "load_overdue", "loads_queued"})
 logger = logging.getLogger(__name__)
 # FastAPI tries every route of a router for each request, so the compared routes have own routers.
 menu_router = APIRouter()
+http_caching_router = APIRouter()
 ceiling_router = APIRouter()
 router = APIRouter()
 
@@ -65,6 +67,22 @@ async def read_menu(restaurant_id: Id, request: Request) -> Response:
     if menu is None:
         raise HTTPException(404, f"There is no restaurant {restaurant_id}")
     return Response(menu, media_type="application/json")
+
+
+@http_caching_router.get("/restaurants/{restaurant_id}/menu", responses={200: {"model": Menu}, 304: {}})
+async def read_menu_with_headers(restaurant_id: Id, request: Request, info: AnswerInfo) -> Response:
+    """Return the menu of a restaurant, with its age and its life; 304 if the client has it already."""
+    load = service_of(request).cache.answer
+    assert load is not None  # this route is for guarded menus alone
+    answer = await load(restaurant_id)
+    if answer.value is None:
+        raise HTTPException(404, f"There is no restaurant {restaurant_id}")
+    return info.respond(answer, _sent, cache="public")
+
+
+def _sent(menu: SerializedMenu | None) -> Response:
+    assert menu is not None
+    return Response(menu.body, media_type="application/json")
 
 
 @router.get("/restaurants")
@@ -106,7 +124,7 @@ async def read_prebuilt_menu(restaurant_id: Id, request: Request) -> Response:  
 async def change_item(
     restaurant_id: Id, item_id: Id, change: ItemChange, request: Request, response: Response
 ) -> ItemSummary:
-    """Change an item; each read of the menu after the answer shows the change.
+    """Change an item; each read of the menu after the answer shows the change, unless an HTTP cache answers it.
 
     With the header `Invalidation: pending`, reads through other processes may show the old menu:
     the change is made, but the store of the cache has not confirmed the invalidation.

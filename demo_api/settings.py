@@ -21,6 +21,9 @@ class Settings(BaseSettings):
     namespace: Annotated[str, Field(min_length=1)] = "menus"
     l1_ttl: Seconds = 5.0
     l2_ttl: Seconds = 10.0
+    stale: Seconds | None = None
+    stale_if_error: Seconds | None = None
+    http_caching: bool = True
     lease: bool = True
     ceiling_first: bool = False
     pool_size: Annotated[int, Field(ge=1)] = 10

@@ -114,6 +114,7 @@ def running_service(
     environment = os.environ | {
         "GUARD": "on" if mode == PREBUILT else mode,
         "CEILING_FIRST": str(mode == PREBUILT),
+        "HTTP_CACHING": "False",  # aiocache tells no ages: all modes send the same headers
         "REDIS_URL": servers.redis,
         "DATABASE_URL": servers.postgres,
         "NAMESPACE": new_namespace(),

@@ -13,6 +13,7 @@ the store tells the time that is left. The words are those of RFC 5861.
 
 import logging
 from dataclasses import dataclass
+from functools import partial
 from math import inf
 from typing import Any, NamedTuple, cast
 
@@ -34,20 +35,27 @@ class Origin(NamedTuple):
     fresh_until: float
     is_stale: bool = False
 
-    def answer(self, state: LoopState, operation: Operation, kept: Any) -> Answer[Any]:
-        """Return the answer that has *kept* as its value."""
+    def answer(self, state: LoopState, operation: Operation, op: str, kept: Any) -> Answer[Any]:
+        """Return the answer for *op* that has *kept* as its value."""
         now, policy = state.clock(), operation.policy
         return Answer(
             self.source,
             None if self.born_at == -inf else now - self.born_at,
-            self.is_stale,
+            self.is_stale and now >= self.fresh_until,
             max(self.fresh_until - now, 0.0),
             policy.stale or 0.0,
             policy.stale_if_error or 0.0,
+            max(now - self.fresh_until, 0.0) if self.is_stale else 0.0,
             kept,
             operation.for_caller,
-            operation.bytes_of,
+            partial(_entity_tag, state, operation, op, kept),
         )
+
+
+def _entity_tag(state: LoopState, operation: Operation, op: str, kept: Any) -> str | None:
+    """Return the entity tag of *kept*, which L1 may have under *op*."""
+    slot = state.memory.slot_with(op, kept)
+    return operation.entity_tags.find(op, slot, partial(operation.bytes_of, kept))
 
 
 class OldValue(NamedTuple):
@@ -75,10 +83,15 @@ class OldValue(NamedTuple):
 
 def origin_in_memory(operation: Operation, slot: Slot) -> Origin:
     """Return the origin of a fresh value in L1."""
+    return Origin("memory", slot.born_at, _end_of_life(operation, slot))
+
+
+def _end_of_life(operation: Operation, slot: Slot) -> float:
+    """Return the instant at which the life of *slot* is over. With `early` it is due before that."""
     policy = operation.policy
-    # With `early`, an entry is due before its life is over.
-    end = slot.fresh_until if policy.early is None else slot.stale_until - (policy.stale_if_error or 0.0)
-    return Origin("memory", slot.born_at, end)
+    if policy.early is None:
+        return slot.fresh_until
+    return max(slot.fresh_until, slot.stale_until - (policy.stale_if_error or 0.0))
 
 
 def old_in_memory(state: LoopState, operation: Operation, op: str) -> OldValue | None:
@@ -86,12 +99,10 @@ def old_in_memory(state: LoopState, operation: Operation, op: str) -> OldValue |
     slot, policy = state.memory.old(op), operation.policy
     if slot is None:
         return None
-    answers_until = slot.fresh_until + (policy.stale or 0.0)
-    if policy.early is not None:  # then it is due before its life is over
-        answers_until = slot.stale_until - (policy.stale_if_error or 0.0)
-    kept_until = max(answers_until, slot.fresh_until + policy.window)
-    last = slot.stale_until
-    return OldValue(slot.value, slot.born_at, slot.fresh_until, min(answers_until, last), min(kept_until, last))
+    end, last = _end_of_life(operation, slot), slot.stale_until
+    answers_until = end + (policy.stale or 0.0)
+    kept_until = end + policy.window
+    return OldValue(slot.value, slot.born_at, end, min(answers_until, last), min(kept_until, last))
 
 
 def old_in_store(state: LoopState, operation: Operation, stored: StoredOldValue) -> OldValue:

@@ -157,15 +157,15 @@ class DataPath:
         slot = state.memory.get(op)  # 1
         if slot is not None:
             operation.counters.l1_hits += 1
-            return origin_in_memory(operation, slot).answer(state, operation, slot.value)
+            return origin_in_memory(operation, slot).answer(state, operation, op, slot.value)
         find = bounded(self._find, operation)
         found = find(state, operation, op, load, (), {}, build_tags, build_partition=build_partition)  # 2
         if isinstance(found, OldValue):
-            return found.origin.answer(state, operation, found.kept)
+            return found.origin.answer(state, operation, op, found.kept)
         kept = await wait_one(found, operation.policy.wait_timeout)
         interim: OldValue | None = found.interim
         origin = Origin(*found.origin) if interim is None or kept is not interim.kept else interim.origin
-        return origin.answer(state, operation, kept)
+        return origin.answer(state, operation, op, kept)
 
     async def get(
         self,

@@ -1,10 +1,13 @@
 import asyncio
 import logging
+import re
 import socket
 from collections.abc import AsyncGenerator, Callable, Generator
-from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, contextmanager, suppress
+from socketserver import BaseRequestHandler, ThreadingTCPServer
 from threading import Thread
 from typing import Any
+from urllib.parse import urlsplit
 from uuid import uuid4
 
 import asyncpg
@@ -86,6 +89,45 @@ async def held_back(database_url: str) -> AsyncGenerator[None]:
             yield
     finally:
         await connection.close()
+
+
+@contextmanager
+def cuttable(url: str) -> Generator[tuple[str, Callable[[], None]]]:
+    """Lead to the server of *url* by another address, until the function that comes with it is called."""
+    parts, ends = urlsplit(url), list[socket.socket]()
+
+    def copy(source: socket.socket, target: socket.socket) -> None:
+        with suppress(OSError):
+            while chunk := source.recv(1 << 16):
+                target.sendall(chunk)
+        with suppress(OSError):
+            target.shutdown(socket.SHUT_RDWR)
+
+    class Carrier(BaseRequestHandler):
+        def handle(self) -> None:
+            with socket.create_connection((parts.hostname, parts.port or 5432)) as upstream:
+                ends.extend((self.request, upstream))
+                back = Thread(target=copy, args=(upstream, self.request))
+                back.start()
+                copy(self.request, upstream)
+                back.join()
+
+    def cut() -> None:
+        server.shutdown()
+        for end in ends:
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+        server.server_close()
+
+    with ThreadingTCPServer((HOST, 0), Carrier) as server:
+        accepting = Thread(target=server.serve_forever, args=(0.01,))
+        accepting.start()
+        login = parts.netloc.rpartition("@")[0]
+        try:
+            yield parts._replace(netloc=f"{login}@{HOST}:{server.server_address[1]}").geturl(), cut
+        finally:
+            cut()
+            accepting.join()
 
 
 async def read_at_once(settings: Settings, url: str, loads: int) -> tuple[list[httpx.Response], int]:
@@ -190,6 +232,47 @@ def test_a_version_older_than_the_change_is_not_stored(make_settings: MakeSettin
     assert [new - 1] * 3 == lagging
     assert [new] * 3 == latest
     assert 1 == after - before
+
+
+def test_menus_are_for_http_caches(make_settings: MakeSettings, serve: Serve) -> None:
+    """A menu comes with age, life and entity tag; a client that has it gets 304, until it changes."""
+    path = "/restaurants/53/menu"
+    with serve(make_settings(stale=30, stale_if_error=3600)) as url, httpx.Client(base_url=url) as client:
+        first = client.get(path)
+        known = {"If-None-Match": first.headers["ETag"]}
+        same = client.get(path, headers=known)
+        item = first_item(first)
+        client.patch(f"/restaurants/53/items/{item['id']}", json={"price_cents": item["price_cents"] + 5})
+        changed = client.get(path, headers=known)
+
+    assert ("0", (200, 304, 200)) == (first.headers["Age"], tuple(each.status_code for each in (first, same, changed)))
+    assert re.fullmatch(
+        r"public, max-age=(59|60), stale-while-revalidate=30, stale-if-error=3600", first.headers["Cache-Control"]
+    )
+    assert (b"", first.headers["ETag"]) == (same.content, same.headers["ETag"])
+    assert first.headers["ETag"] != changed.headers["ETag"]
+
+
+@pytest.mark.parametrize("window", ["stale", "stale_if_error"])
+def test_old_menus_during_an_outage(make_settings: MakeSettings, serve: Serve, menus_url: str, window: str) -> None:
+    """While Postgres cannot be reached a menu is old, says so to HTTP caches, and can still be 304."""
+    lives: dict[str, float] = {"l1_ttl": 0.05, "l2_ttl": 0.05, window: 3600}
+    with (
+        cuttable(menus_url) as (through, cut),
+        serve(make_settings(database_url=through, **lives)) as url,
+        httpx.Client(base_url=url) as client,
+    ):
+        first = client.get("/restaurants/59/menu")
+        cut()
+        wait_until(lambda: client.get("/restaurants/59/menu").headers["Age"] != "0", "the menu to be old")
+        old = client.get("/restaurants/59/menu")
+        same = client.get("/restaurants/59/menu", headers={"If-None-Match": first.headers["ETag"]})
+
+    directive = {"stale": "stale-while-revalidate", "stale_if_error": "stale-if-error"}[window]
+    assert (200, first.content, first.headers["ETag"]) == (old.status_code, old.content, old.headers["ETag"])
+    assert f"public, max-age=0, {directive}=3600" == old.headers["Cache-Control"]
+    assert (304, old.headers["Cache-Control"]) == (same.status_code, same.headers["Cache-Control"])
+    assert int(same.headers["Age"]) >= 1
 
 
 @pytest.mark.parametrize("mode", ["off", "on"])

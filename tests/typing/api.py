@@ -28,6 +28,8 @@ from stampede_guard import (
     coalesce,
     coalesce_many,
 )
+from stampede_guard.fastapi import AnswerInfo
+from stampede_guard.http import is_not_modified, response_headers
 from stampede_guard.stores import Store
 from stampede_guard.testing import FaultStore, ManualClock
 
@@ -462,6 +464,16 @@ async def errors() -> None:
     except WaitTimeout as error:
         caught: TimeoutError = error
         raise caught from None
+
+
+async def http_caching(info: AnswerInfo, method: str) -> None:
+    """A route returns the value, or what is made of it."""
+    answer = await load_menu.answer(7)
+    assert_type(info.respond(answer), Menu)
+    assert_type(info.respond(answer, lambda menu: menu.restaurant_id, cache="no-cache", variant="v2"), int)
+    info.respond(answer, cache="shared")  # type: ignore[call-overload]
+    headers = response_headers(answer, cache="public")
+    assert_type(is_not_modified(method, None, headers.get("ETag")), bool)
 
 
 def plain(guard: Guard, values: dict[str, Any]) -> None:

@@ -111,7 +111,7 @@ async def test_what_was_filled_is_read(rig: Rig) -> None:
     await rig.fill()
     rig.clock.advance(20)
 
-    assert Found("SOUP", b"soup", 40) == await rig.lease().acquire(lambda payload: (payload.decode().upper(),))
+    assert Found("SOUP", b"soup", 40, age=20) == await rig.lease().acquire(lambda payload: (payload.decode().upper(),))
     assert {} == rig.counted
 
 

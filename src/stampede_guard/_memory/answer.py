@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from hashlib import blake2b
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 T_co = TypeVar("T_co", covariant=True)
@@ -24,7 +23,7 @@ class Previous(NamedTuple):
     version: int | None
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
+@dataclass(slots=True, eq=False, repr=False)  # not frozen: that would double the cost of a hit
 class Answer(Generic[T_co]):
     """The answer to a call, with its freshness.
 
@@ -35,6 +34,7 @@ class Answer(Generic[T_co]):
         fresh_for: Seconds until its life is over; zero if it is, or if nothing is kept.
         stale_for: Seconds after its life in which it may be the answer while it is refreshed: the option `stale`.
         error_for: Seconds after its life in which it may be the answer if the load fails: `stale_if_error`.
+        overdue: Seconds since its life was over; zero if it is not stale.
     """
 
     source: Source
@@ -43,9 +43,10 @@ class Answer(Generic[T_co]):
     fresh_for: float
     stale_for: float
     error_for: float
+    overdue: float
     _kept: Any
     _for_caller: Callable[[Any], Any]
-    _encode: Callable[[Any], bytes | None]
+    _find_etag: Callable[[], str | None]
 
     @property
     def value(self) -> T_co:
@@ -57,13 +58,13 @@ class Answer(Generic[T_co]):
     def etag(self) -> str | None:
         """A strong entity tag (RFC 9110, section 8.8.3): the digest of the value's bytes, in quotes.
 
-        `None` if the value cannot be encoded. Where bytes are kept (`isolate=True`), nothing is encoded or decoded.
+        `None` if the value cannot be encoded. It is computed once for each entry of L1. Where bytes are kept
+        (`isolate=True`), nothing is encoded or decoded.
 
         Raises:
             ConfigurationError: the operation has neither `codec=` nor a return annotation that says how to encode.
         """
-        payload = self._encode(self._kept)
-        return None if payload is None else f'"{blake2b(payload, digest_size=16).hexdigest()}"'
+        return self._find_etag()
 
     def __repr__(self) -> str:
         # Without the value, which is users' data: answers may get into logs.

@@ -154,6 +154,11 @@ class Memory:
         slot.used = True
         return slot
 
+    def slot_with(self, op: str, value: object) -> Slot | None:
+        """Return the slot of *op* if it has this very *value*, fresh or old; nothing is dropped or counted."""
+        slot = self._entries.slots.get(op)
+        return slot if slot is not None and slot.value is value else None
+
     def soften(self, op: str) -> None:
         """Let the entry of *op* be old from now on, and begin its window; drop it if it has none."""
         slot = self._entries.slots.get(op)

@@ -14,6 +14,7 @@ import msgspec
 from .._codecs.codec import Codec, codec_for
 from .._codecs.fidelity import Comparison
 from .._codecs.fingerprint import describe_codec, fingerprint_of, with_tags
+from .._memory.entity_tags import EntityTags
 from .._memory.epochs import Lineage
 from .._stats import Counters
 from ..errors import CannotEncode, ConfigurationError
@@ -82,6 +83,7 @@ class Operation:
         tags: Templates of the tags that invalidate its values.
 
     Attributes:
+        entity_tags: The tags of its values in L1, for HTTP.
         is_local: Whether its ops are valid in this process only.
         is_failing: Whether the last load failed because of unavailability.
         is_batched: Whether its flights load in batches; then the batches are counted and limited.
@@ -100,6 +102,7 @@ class Operation:
         "_loads_noted",
         "_survives",
         "counters",
+        "entity_tags",
         "is_batched",
         "is_failing",
         "is_local",
@@ -132,6 +135,7 @@ class Operation:
         self.vary = tuple(vary)
         self.tags = tuple(tags)
         self.lineage = Lineage()
+        self.entity_tags = EntityTags()
         self.is_local = False
         self.is_batched = False
         self.is_failing = False
