@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from benchmarks import capacity, merchants
 from benchmarks.families.probes import in_pairs
 from benchmarks.model import Column, Figure, Report, Row, Table, Target, shortfalls
 from benchmarks.peers import all_peers, is_installed, named
@@ -174,3 +175,21 @@ def test_page_shows_figures_beside_their_targets(report: Report) -> None:
     )
     assert "| another | – | – | 500 (400–600) | 0.50 | not installed; TTL |" in page
     assert "| A hit: stampede_guard, many | 3.11.7 | asyncio | ≥ 8× | 7.90×, short of it |" in page
+
+
+async def test_slow_merchant(database_url: str) -> None:
+    """The table has a row for each variant; with partitions no caller of the other merchants is refused."""
+    table = await merchants.measure(database_url, 0.3)
+    refused = list(table.columns[4].cells)
+
+    assert [*merchants.VARIANTS] == list(table.columns[0].cells)
+    assert "0" == refused[-1]
+
+
+async def test_falling_capacity(database_url: str) -> None:
+    """The table has a row for each phase, and callers were answered."""
+    name, options = next(reversed(capacity.VARIANTS.items()))
+    table = await capacity.measure(database_url, 0.3, {name: options})
+
+    assert [str(locks) for locks in capacity.PHASES] == list(table.columns[1].cells)
+    assert sum(int(str(answered)) for answered in table.columns[2].cells)

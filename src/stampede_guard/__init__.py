@@ -8,6 +8,7 @@ from ._freshness import previous
 from ._guard import Guard
 from ._memory.answer import Answer, Previous
 from ._memory.entry import Entry
+from ._operations.options import AdaptiveLimit
 from ._readiness.health import Health, Reason
 from ._readiness.hot import HotKey
 from ._readiness.warming import WarmUp
@@ -34,6 +35,7 @@ from .errors import (
 )
 
 __all__ = (
+    "AdaptiveLimit",
     "Answer",
     "CannotEncode",
     "Coalesced",

@@ -16,7 +16,7 @@ from ._memory.epochs import Epochs
 from ._operations.fetches import FetchOperations, abilities_for, checked_op
 from ._operations.limits import LoadLimits
 from ._operations.operation import NO_ANNOTATION, Operation
-from ._operations.options import Duration, Options, count, fraction, namespace_name, seconds
+from ._operations.options import Duration, MaxLoads, Options, count, fraction, namespace_name, seconds
 from ._operations.policy import Policy
 from ._operations.registry import Registry
 from ._path import DataPath
@@ -46,7 +46,8 @@ class Guard:
         max_connections: With a URL or a client: connections to each server, per event loop; 64 by default.
         tracking: With a URL or a client: whether to hear of keys that others than this library write or delete.
         max_bytes: Size of the largest value that is stored or read.
-        max_loads: How many loads may run at once, per event loop; the others queue. `None` sets no limit.
+        max_loads: How many loads may run at once, per event loop; the others queue. An `AdaptiveLimit` learns the
+            number. `None` sets no limit.
         max_queued: How many loads may wait for one of these slots; needs *max_loads*. `None` sets no limit.
         queue_timeout: Seconds that a load waits for its slots; needs *max_loads*. `None` sets no limit.
         enabled: `False` keeps both tiers but shares no flights: each miss loads for itself.
@@ -70,7 +71,7 @@ class Guard:
         max_connections: int | None = None,
         tracking: bool | None = None,
         max_bytes: int = 1 << 20,
-        max_loads: int | None = None,
+        max_loads: MaxLoads | None = None,
         max_queued: int | None = None,
         queue_timeout: Duration | None = None,
         enabled: bool = True,

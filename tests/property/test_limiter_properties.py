@@ -94,7 +94,7 @@ class Kitchen:
             running = [] if flight.op in self._asked_within else [operation]
             self._running += running
             assert self._max_loads is None or len(self._running) <= self._max_loads
-            assert policy.max_loads is None or self._running.count(operation) <= policy.max_loads
+            assert not isinstance(policy.max_loads, int) or self._running.count(operation) <= policy.max_loads
             try:
                 await self._load(recipe, refused=AssertionError)  # what a load with a slot waits for is not refused
             finally:

@@ -15,6 +15,7 @@ from typing import Any, TypeVar, assert_type
 from asyncpg import Connection
 
 from stampede_guard import (
+    AdaptiveLimit,
     Coalesced,
     CoalescedMany,
     Codec,
@@ -401,7 +402,10 @@ async def guards() -> None:
         assert_type(await guard.fetch("op-7", lambda: load_menu.bypass(7), ttl=5), Menu)
         assert_type(await guard.fetch("op-8", with_nothing, l2_ttl=5, returns=Menu), Menu | None)
         assert_type(await guard.invalidate("op-7"), None)
-        assert_type(await guard.fetch("op-8", with_nothing, name="menus", max_loads=3, partition="7"), Menu | None)
+        assert_type(
+            await guard.fetch("op-8", with_nothing, name="menus", max_loads=AdaptiveLimit(3), partition="7"),
+            Menu | None,
+        )
         await guard.fetch("op-8", with_nothing, name=7)  # type: ignore[arg-type]
         await guard.fetch(7, with_nothing)  # type: ignore[arg-type]
         await guard.fetch("op-9", load_menu)  # type: ignore[arg-type]

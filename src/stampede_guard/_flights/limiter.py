@@ -21,17 +21,21 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from .._operations.operation import Operation
+from .._operations.options import AdaptiveLimit, MaxLoads
 from .flight import Flight
+from .learnt import LearntLimit
 from .lines import Line, Place, RankedLines
 from .slot_request import SlotRequest
 from .waiting import skip_queue
+
+_MOST_ADAPTIVE = 256  # limiters that are kept for what they have learnt
 
 
 class Limiter:
     """A number of slots for loads.
 
     Args:
-        max_loads: How many slots there are.
+        max_loads: How many slots there are, or between which bounds their number is learnt.
         wider: Another limiter, of which each load needs a slot too.
         max_queued: How many loads may wait for a slot; `None` sets no limit.
         queue_timeout: Seconds that each may wait, here and at the wider one, unless its operation says otherwise;
@@ -42,6 +46,7 @@ class Limiter:
 
     __slots__ = (
         "__weakref__",
+        "_adaptive",
         "_by_held",
         "_by_length",
         "_is_partitioned",
@@ -57,7 +62,7 @@ class Limiter:
 
     def __init__(
         self,
-        max_loads: int,
+        max_loads: MaxLoads,
         wider: "Limiter | None" = None,
         *,
         max_queued: int | None = None,
@@ -65,7 +70,8 @@ class Limiter:
         owner: str = "the guard",
         is_partitioned: bool = False,
     ) -> None:
-        self._max_loads = max_loads
+        self._adaptive = LearntLimit(max_loads) if isinstance(max_loads, AdaptiveLimit) else None
+        self._max_loads = max_loads.min if isinstance(max_loads, AdaptiveLimit) else max_loads
         self.wider = wider
         self._max_queued = max_queued
         self.queue_timeout = queue_timeout
@@ -98,13 +104,25 @@ class Limiter:
             await self._take_all(SlotRequest(flight, operation, partition, self._timeout_of(operation)), held)
             skipped_queue = flight.skips_queue
             skip_queue(flight)
+            began_at = flight.loop.time()
+            has_failed = True
             try:
                 yield
+                has_failed = False
             finally:
                 flight.skips_queue = skipped_queue  # should it load again, it queues again
+                duration = flight.loop.time() - began_at
+                for limiter, _ in held:
+                    limiter.learn(duration, has_failed=has_failed)
         finally:
             for limiter, line in held:
                 limiter.give_back(line)
+
+    def learn(self, duration: float, *, has_failed: bool) -> None:
+        """Adapt the number of slots, if it adapts, to a load that took *duration* seconds."""
+        if self._adaptive is not None:
+            self._adaptive.note(duration, self._taken, has_failed=has_failed)
+            self._max_loads = self._adaptive.slots
 
     @property
     def _slots(self) -> str:
@@ -249,7 +267,8 @@ class Limiter:
 class Limiters:
     """The limiters of one event loop: the guard's own, and one of each name that has a limit.
 
-    A limiter lives as long as a load has a slot of it, or queues for one, because an idle one limits nothing.
+    A limiter lives as long as a load has a slot of it, or queues for one, because an idle one limits nothing. One that
+    learns is kept, for what it has learnt.
 
     Args:
         max_loads: Of the guard; `None` sets no limit.
@@ -258,15 +277,16 @@ class Limiters:
             limit.
     """
 
-    __slots__ = ("_all", "_named")
+    __slots__ = ("_adaptive", "_all", "_named")
 
     def __init__(
-        self, max_loads: int | None = None, max_queued: int | None = None, queue_timeout: float | None = None
+        self, max_loads: MaxLoads | None = None, max_queued: int | None = None, queue_timeout: float | None = None
     ) -> None:
         self._all: Limiter | None = None
         if max_loads is not None:
             self._all = Limiter(max_loads, max_queued=max_queued, queue_timeout=queue_timeout)
-        self._named: WeakValueDictionary[tuple[str, int, int | None, bool], Limiter] = WeakValueDictionary()
+        self._named: WeakValueDictionary[tuple[Any, ...], Limiter] = WeakValueDictionary()
+        self._adaptive: dict[tuple[Any, ...], Limiter] = {}
 
     def of_operation(self, operation: Operation, partition: str | None = None) -> Limiter | None:
         """Return the limiter of the loads of *operation*, or of its loads that have a partition."""
@@ -274,7 +294,7 @@ class Limiters:
         return self.of(operation.name, policy.max_loads, policy.max_queued, is_partitioned=partition is not None)
 
     def of(
-        self, name: str, max_loads: int | None, max_queued: int | None = None, *, is_partitioned: bool = False
+        self, name: str, max_loads: MaxLoads | None, max_queued: int | None = None, *, is_partitioned: bool = False
     ) -> Limiter | None:
         """Return the limiter of the loads under *name* that has *max_loads* slots; `None` if there is no limit.
 
@@ -288,6 +308,10 @@ class Limiters:
         if limiter is None:
             bounds: Any = {"max_queued": max_queued, "is_partitioned": is_partitioned}
             limiter = self._named[known_as] = Limiter(max_loads, self._all, owner=name, **bounds)
+            if isinstance(max_loads, AdaptiveLimit):
+                if len(self._adaptive) >= _MOST_ADAPTIVE:
+                    self._adaptive.clear()
+                self._adaptive[known_as] = limiter
         return limiter
 
     def queues(self) -> Iterator[tuple[int, int]]:

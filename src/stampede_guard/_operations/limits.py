@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from ..errors import ConfigurationError
-from .options import Duration, count, seconds
+from .options import AdaptiveLimit, Duration, MaxLoads, count, seconds
 
 _NEEDS_MAX_LOADS = "needs max_loads=: without it, no load waits for a slot"
 
@@ -19,7 +19,7 @@ class LoadLimits:
         queue_timeout: Seconds that each may wait for its slots; `None` sets no limit.
     """
 
-    max_loads: int | None = None
+    max_loads: MaxLoads | None = None
     max_queued: int | None = None
     queue_timeout: float | None = None
 
@@ -29,7 +29,7 @@ class LoadLimits:
         Raises:
             ConfigurationError: one breaks its rule.
         """
-        if self.max_loads is not None:
+        if self.max_loads is not None and not isinstance(self.max_loads, AdaptiveLimit):
             count("max_loads", self.max_loads)
         if self.max_queued is not None:
             count("max_queued", self.max_queued, zero=True)
@@ -37,7 +37,9 @@ class LoadLimits:
             object.__setattr__(self, "queue_timeout", seconds("queue_timeout", self.queue_timeout))
 
     @classmethod
-    def of_guard(cls, max_loads: int | None, max_queued: int | None, queue_timeout: Duration | None) -> "LoadLimits":
+    def of_guard(
+        cls, max_loads: MaxLoads | None, max_queued: int | None, queue_timeout: Duration | None
+    ) -> "LoadLimits":
         """Return the limits of a guard.
 
         Raises:

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import timedelta
 from math import inf, isfinite
 from typing import Any, Literal, TypeAlias, TypedDict, cast
@@ -148,6 +149,36 @@ def flag(name: str, value: object) -> None:
         raise ConfigurationError(message)
 
 
+@dataclass(frozen=True, slots=True)
+class AdaptiveLimit:
+    """A number of loads at once that follows what their backend can bear, as `max_loads`.
+
+    It begins at *min*. It grows while loads take as long as they did, and shrinks when they take longer: a backend
+    that is given more than it can bear answers all of it later, and no more of it.
+
+    Attributes:
+        max: The largest number.
+        min: The smallest number.
+
+    Raises:
+        ConfigurationError: one is no whole number above zero, or *min* is larger than *max*.
+    """
+
+    max: int
+    min: int = 1
+
+    def __post_init__(self) -> None:
+        """Check both."""
+        count("max", self.max)
+        count("min", self.min)
+        if self.min > self.max:
+            message = f"min={self.min} is larger than max={self.max}: give AdaptiveLimit its ends in order"
+            raise ConfigurationError(message)
+
+
+MaxLoads: TypeAlias = int | AdaptiveLimit
+
+
 class Options(TypedDict, total=False):
     """The options as users give them; `Policy` documents them."""
 
@@ -168,7 +199,7 @@ class Options(TypedDict, total=False):
     inherit_context: bool
     lease: bool
     version: Callable[[Any], int] | None
-    max_loads: int | None
+    max_loads: MaxLoads | None
     max_queued: int | None
     queue_timeout: Duration | None
     max_waiters: int | None

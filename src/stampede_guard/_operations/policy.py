@@ -9,6 +9,7 @@ from ..errors import ConfigurationError
 from .limits import LoadLimits
 from .options import (
     Duration,
+    MaxLoads,
     OnAbandon,
     Options,
     choice,
@@ -73,7 +74,7 @@ class Policy:
     inherit_context: bool = False
     lease: bool = True
     version: Callable[[Any], int] | None = None
-    max_loads: int | None = None
+    max_loads: MaxLoads | None = None
     max_queued: int | None = None
     queue_timeout: float | None = None
     max_waiters: int | None = None
