@@ -24,6 +24,7 @@ from stampede_guard._l2.tier import Tier
 from stampede_guard._stats import Counters
 from stampede_guard._tokens import new_token
 from stampede_guard.stores import FAILED_NODE, AcquireRequest, Refused
+from stampede_guard.stores._envelope import seal, unseal
 from stampede_guard.stores._redis.node import Command, Node, Redirected
 from stampede_guard.stores._redis.requests import ValueRequest
 from stampede_guard.stores._redis.topology import cluster
@@ -346,6 +347,35 @@ async def test_value_in_a_slot_on_its_way_is_read(moved: str, shared: Valkeys, n
             answers = [await guard.fetch(op, load, l2_ttl=60, returns=bytes) for _ in range(3)]
 
     assert ([b"soup"] * 3, 3, 1) == (answers, guard.stats().l2_hits, guard.stats().loads)
+
+
+@pytest.mark.parametrize("moved", ["", "v", "l", "vl", "vlg"])
+async def test_old_value_in_a_slot_on_its_way(moved: str, shared: Valkeys, namespace: str) -> None:
+    """Wherever the value is, it is made stale, and read; a flight that gets it has no lease, nor does any other."""
+    (op,) = placed(namespace, 0)
+    base, token = f"sg1:{{{namespace}:{op}}}", new_token()
+    source, target, _ = shared.primaries
+    store = RedisStore(shared.url, deadline=5, connect_timeout=5)
+    await store.open()
+    await store.acquire(AcquireRequest(base, (), 60, 60, token=token))
+    envelope = seal(op, b"soup", token, life=60, stale=30)
+    await store.fill(base, token, envelope, 90, None, b"w", always_publish=False)
+    ask(source, "SET", f"{base}:l", "t" * 22)
+    ask(source, "SET", f"{base}:g", "3")
+    with on_its_way(slot_of(base), source, target):
+        for name in moved:
+            ask(source, "MIGRATE", HOST, target.port, f"{base}:{name}", 0, 5_000)
+        await store.invalidate(base, 8, b"s", is_soft=True)
+        found = await store.acquire(AcquireRequest(base, (), 60, 60, window=30))
+        left = [ask(server, "KEYS", f"{base}:l") for server in (source, target)]
+    await store.aclose()
+
+    assert found.stored is not None
+    opened = unseal(op, found.stored.envelope)
+    assert opened is not None
+    assert (b"soup", 30) == (opened.payload, opened.stale)
+    assert 0 < (found.stored.ttl or 0) <= 30
+    assert ("alone", [[], []]) == (found.kind, left)
 
 
 @pytest.mark.parametrize("after", ["g", "l", "v"])

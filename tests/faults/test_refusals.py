@@ -13,7 +13,8 @@ from stored import find
 
 from demo_api.servers import HOST, ValkeyServer, valkey_server
 from stampede_guard import Guard, InvalidationPending
-from stampede_guard.stores import Refused
+from stampede_guard.stores import AcquireRequest, LoadFailure, Refused, Release
+from stampede_guard.stores._envelope import seal
 from stampede_guard.stores._redis import pipeline
 from stampede_guard.stores._redis.scripts import ACQUIRE
 from stampede_guard.stores.redis import RedisStore
@@ -130,6 +131,25 @@ async def test_full_server_still_invalidates(valkey: ValkeyServer, owner: Redis)
         left = [key async for key in owner.scan_iter("*menu-7*:v")]
 
     assert [] == left
+
+
+async def test_full_server_still_makes_values_stale_and_keeps_failures(valkey: ValkeyServer, owner: Redis) -> None:
+    """A server that is out of memory leaves a value its window, and a marker in the place of a lease."""
+    store, key, token = RedisStore(valkey.url, deadline=5, connect_timeout=5), "sg1:{menus:menu-7}", "t" * 22
+    await store.acquire(AcquireRequest(key, (), 60, 60, token=token))
+    envelope = seal("menus:menu-7", b"soup", token, life=60, stale=30)
+    await store.fill(key, token, envelope, 90, None, b"w", always_publish=False)
+    await store.acquire(AcquireRequest(key, (), 60, 60, token=token, margin=60))
+    await owner.config_set("maxmemory", 1)
+
+    (is_released,) = await store.release([Release(key, token, b"w", failure=LoadFailure(10, 30, "OSError"))])
+    paused = await store.acquire(AcquireRequest(key, (), 60, 60, margin=60))
+    await store.invalidate(key, None, b"s", is_soft=True)
+    left = await owner.pttl(f"{key}:v"), await owner.exists(f"{key}:l")
+    await store.aclose()
+
+    assert (True, "backoff", "OSError") == (is_released, paused.kind, paused.failure)
+    assert (True, 0) == (25_000 < left[0] <= 30_000, left[1])
 
 
 @pytest.fixture

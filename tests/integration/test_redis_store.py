@@ -14,7 +14,7 @@ from stored import find, pool_of, put
 from demo_api.servers import valkey_server
 from stampede_guard import ConfigurationError, Guard
 from stampede_guard._tokens import new_token
-from stampede_guard.stores import AcquireRequest, AcquireResult, Refused, Release
+from stampede_guard.stores import AcquireRequest, AcquireResult, LoadFailure, Refused, Release
 from stampede_guard.stores._envelope import seal
 from stampede_guard.stores.redis import RedisStore, redis_stores
 
@@ -176,10 +176,15 @@ async def use_store(url: str) -> None:
             await store.acquire(AcquireRequest(op, (mark,), 60, 60, token=token))
             await store.acquire(AcquireRequest(op, (mark,), 60, 6000))  # waits, and prolongs the mark
             await store.renew([(op, token, 60)])
-            await store.fill(op, token, sealed(token), 60, 7, WORD, always_publish=True)
+            await store.fill(
+                op, token, seal("menus:menu-7", b"soup", token, 7, stale=30), 60, 7, WORD, always_publish=True
+            )
             await store.acquire(AcquireRequest(op, (mark,), 60, 60, token=token, reject=b"*"))
             await store.release([Release(op, token, WORD)])
+            await store.acquire(AcquireRequest(op, (mark,), 60, 60, token=token, reject=b"*"))
+            await store.release([Release(op, token, WORD, failure=LoadFailure(1, 2, "OSError"))])
             await store.stored_by(f"{op}:v")
+            await store.invalidate(op, None, WORD, is_soft=True)
             await store.invalidate(op, 7, WORD)
             await store.invalidate_tag(mark, b"random", 60, WORD)
             await store.echo(WORD)
