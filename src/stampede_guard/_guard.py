@@ -16,9 +16,10 @@ from ._memory.epochs import Epochs
 from ._operations.fetches import FetchOperations, abilities_for, checked_op
 from ._operations.limits import LoadLimits
 from ._operations.operation import NO_ANNOTATION, Operation
-from ._operations.options import Duration, MaxLoads, Options, count, fraction, namespace_name, seconds
+from ._operations.options import Duration, MaxLoads, Options, fraction, namespace_name, seconds
 from ._operations.policy import Policy
 from ._operations.registry import Registry
+from ._operations.size_limits import SizeLimits
 from ._path import DataPath
 from ._readiness.health import Health, health_of
 from ._readiness.hot import HotKey, hot_keys
@@ -40,7 +41,8 @@ class Guard:
             `RedisStore`), or an asyncio client of redis-py's, or a function that makes a `Store` for each event
             loop, or `None` for this process's memory alone.
         namespace: Keeps this guard's keys in the store apart from others'.
-        maxsize: Entries kept in memory, per event loop; what was not used for long goes first.
+        maxsize: Entries kept in memory, per event loop; what is used least goes first.
+        max_size: Bytes kept in memory, per event loop, besides: `"256MB"`, `"1GiB"` or a number. `None` measures none.
         deadline: With a URL or a client: seconds that one operation of the store may take; 0.15 by default.
         connect_timeout: With a URL or a client: seconds that getting a connection may take; 0.25 by default.
         max_connections: With a URL or a client: connections to each server, per event loop; 64 by default.
@@ -66,6 +68,7 @@ class Guard:
         *,
         namespace: str = "default",
         maxsize: int = 10_000,
+        max_size: str | int | None = None,
         deadline: Duration | None = None,
         connect_timeout: Duration | None = None,
         max_connections: int | None = None,
@@ -82,8 +85,7 @@ class Guard:
     ) -> None:
         rollout = fraction("rollout", rollout)
         self._namespace = namespace_name(namespace)
-        count("maxsize", maxsize)
-        count("max_bytes", max_bytes)
+        sizes = SizeLimits.checked(maxsize, max_size, max_bytes)
         self._limits = LoadLimits.of_guard(max_loads, max_queued, queue_timeout)
         self._drain_timeout = seconds("drain_timeout", drain_timeout, zero=True)
         self._clock = clock
@@ -91,8 +93,8 @@ class Guard:
         times = {"deadline": deadline, "connect_timeout": connect_timeout}
         make_store = store_maker(store, max_bytes, **times, max_connections=max_connections, tracking=tracking)
         epochs = Epochs()
-        make_state = partial(make_loop_state, make_store, epochs, namespace, maxsize, max_bytes, self._limits, clock)
-        self._states = LoopStates(make_state, needs_entering=make_store is not None)
+        make_state = partial(make_loop_state, make_store, epochs, namespace, sizes, self._limits, clock)
+        self._states = LoopStates(make_state, needs_entering=make_store is not None, is_measured=sizes.is_measured)
         self._path = DataPath(self._states, enabled, rollout)
         self._invalidator = Invalidator(self._states, epochs)
         self._registry = Registry()
@@ -155,7 +157,7 @@ class Guard:
             codec: Instead of *returns*.
             tags: What the answer is invalidated by, besides *op*.
             partition: What shares the slots of `max_loads` evenly with other partitions, such as a tenant.
-            **options: As of `@coalesce`, from `ttl` to `max_waiters`.
+            **options: As of `@coalesce`, from `ttl` to `max_share`.
 
         Raises:
             ConfigurationError: an option breaks its rule.
@@ -245,7 +247,7 @@ class Guard:
 
     def stats(self) -> Stats:
         """Return a snapshot of the counters, in total and of each operation."""
-        return total(self._registry.counters.items())
+        return total(self._registry.counters.items(), self._states.memory_stats())
 
     async def hot(self, limit: int = 20, *, seconds: Duration = 1.0) -> list[HotKey]:
         """Count the calls of this event loop for so many *seconds*; return the *limit* ops with the most of them.

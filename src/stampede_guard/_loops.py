@@ -27,6 +27,8 @@ from ._memory.epochs import Epochs
 from ._memory.l1 import Memory
 from ._operations.limits import LoadLimits
 from ._operations.operation import Operation
+from ._operations.size_limits import SizeLimits
+from ._stats import MemoryStats
 from ._tokens import new_token
 from .errors import ConfigurationError, GuardClosed
 from .stores import KeysChanged, LeasingStore, Store
@@ -297,19 +299,18 @@ def make_loop_state(  # noqa: PLR0917  # a guard's options
     make_store: Callable[[], Store | LeasingStore] | None,
     epochs: Epochs,
     namespace: str,
-    maxsize: int,
-    max_bytes: int,
+    sizes: SizeLimits,
     limits: LoadLimits,
     clock: Callable[[], float],
 ) -> LoopState:
     """Return the running loop's part of a guard with these options; nothing is connected yet.
 
     Raises:
-        ConfigurationError: the store does not read values as long as *max_bytes*.
+        ConfigurationError: the store does not read values as long as `max_bytes`.
     """
     instance = new_token()  # one for each: forked workers would take each other's messages for their own
     loop = asyncio.get_running_loop()
-    tier = None
+    tier, max_bytes = None, sizes.max_bytes
     if make_store is not None:
         store = make_store()
         readable = getattr(store, "max_bytes", max_bytes)  # not every store has a limit of its own
@@ -321,7 +322,8 @@ def make_loop_state(  # noqa: PLR0917  # a guard's options
             raise ConfigurationError(message)
         tier = Tier(store, namespace, max_bytes, clock, instance)
     limiters = Limiters(limits.max_loads, limits.max_queued, limits.queue_timeout)
-    state = LoopState(loop, Memory(maxsize, clock, loop), tier, epochs, limiters, clock=clock)
+    memory = Memory(sizes.maxsize, clock, loop, sizes.max_size)
+    state = LoopState(loop, memory, tier, epochs, limiters, clock=clock)
     if tier is not None and "backplane" in tier.capabilities:
         state.backplane = Backplane(tier, instance, state, clock)
     return state
@@ -340,10 +342,12 @@ class LoopStates:
     Args:
         make: Makes the running loop's.
         needs_entering: Whether a loop has one only after the guard was entered: it has a store.
+        is_measured: Whether the bytes of their memories are known.
     """
 
-    def __init__(self, make: Callable[[], LoopState], *, needs_entering: bool) -> None:
+    def __init__(self, make: Callable[[], LoopState], *, needs_entering: bool, is_measured: bool = False) -> None:
         self._make = make
+        self._is_measured = is_measured
         self.needs_entering = needs_entering
         self._open: dict[int, ref[LoopState]] = {}
         self._numbers = count()
@@ -442,6 +446,14 @@ class LoopStates:
 
     def _living(self) -> list[LoopState]:
         return [state for known in self._open.copy().values() if (state := known()) is not None]
+
+    def memory_stats(self) -> MemoryStats:
+        """Return what the memories of all loops have."""
+        stats = MemoryStats(is_measured=self._is_measured)
+        for state in self._living():
+            for share in state.memory.shares():
+                stats.add(*share)
+        return stats
 
     def _leave_word(self, loop: asyncio.AbstractEventLoop, state: LoopState, change: Change) -> None:
         news = state.news

@@ -493,7 +493,7 @@ class FlightLoad:
         if flight.is_refresh:
             self._replace_older(flight)
         if may_put:
-            self._put(flight, kept, life, longest=self._longest, kept_left=self._longest)  # 7
+            self._put(flight, kept, payload, life, longest=self._longest, kept_left=self._longest)  # 7
         elif not flight.landed:
             operation.counters.overtaken += 1
         return kept
@@ -537,7 +537,8 @@ class FlightLoad:
         if is_younger and not flight.is_refresh and operation.policy.ttl is not None and self._may_put(flight):
             now = state.clock()
             fresh = min(old.fresh_until - now, 0.0)
-            how = {"stale": old.kept_until - now - fresh, "age": now - old.born_at}
+            how: Any = {"stale": old.kept_until - now - fresh, "age": now - old.born_at}
+            how |= {"size": len(lease.old.payload), "max_share": operation.policy.max_share}
             state.memory.put(flight.op, old.kept, fresh, flight.tags, self._generation, **how)
 
     async def _wait_for_other_process(
@@ -638,7 +639,8 @@ class FlightLoad:
         kept = operation.isolate(found.payload) if policy.isolate else found.value
         if (policy.ttl is not None or self._state.tracking is not None) and self._may_put(flight):
             life = operation.life("ttl", found.value)
-            self._put(flight, kept, life, longest=longest, kept_left=longest + found.stale_for, age=found.age)  # 7
+            left = {"longest": longest, "kept_left": longest + found.stale_for}
+            self._put(flight, kept, found.payload, life, **left, age=found.age)  # 7
         return kept
 
     def previous(self) -> Previous | None:
@@ -692,6 +694,7 @@ class FlightLoad:
         self,
         flight: Flight[Any],
         kept: object,
+        payload: bytes | None,
         life: float | None,
         *,
         longest: float = inf,
@@ -700,16 +703,18 @@ class FlightLoad:
     ) -> None:
         """Put into L1, fresh for *life* seconds, or drop what is there if that is `None`.
 
-        In L2 it is fresh for *longest* seconds, and kept for *kept_left*.
+        *payload* is the encoded value, if there is one. In L2 it is fresh for *longest* seconds, kept for *kept_left*.
         """
-        state, window = self._state, self._operation.policy.window
+        state, policy = self._state, self._operation.policy
         if life is None:
             state.memory.drop(flight.op)
         else:
             early = min(self._operation.early_margin(), min(life, longest) / 2)
             fresh = min(life, longest) - early
-            stale = min(early + window, kept_left - fresh)
-            state.memory.put(flight.op, kept, fresh, flight.tags, self._generation, stale, age)
+            stale = min(early + policy.window, kept_left - fresh)
+            size = None if payload is None else len(payload)
+            about: Any = {"stale": stale, "age": age, "size": size, "max_share": policy.max_share}
+            state.memory.put(flight.op, kept, fresh, flight.tags, self._generation, **about)
         if self._lease is not None and state.tracking is not None:
             state.tracking.remember(flight.op, self._lease.stored_by)
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from ._speed.forms import HitCounter
 
@@ -11,7 +12,9 @@ class Counters(HitCounter):
 
     __slots__ = (
         "abandoned",
+        "evictions",
         "executions",
+        "expirations",
         "failures",
         "handovers",
         "in_flight",
@@ -49,6 +52,8 @@ class Counters(HitCounter):
         self.overtaken = 0
         self.recent_failures = 0
         self.stale = 0
+        self.evictions = 0
+        self.expirations = 0
         self.in_flight = 0
 
 
@@ -83,6 +88,10 @@ class Stats:
         recent_failures: Calls that ended with `RecentFailure`, because a load had failed and the next was not due.
         stale: Calls that were answered at once with an old value, and loads that were, because they failed.
         in_flight: Flights that are running now.
+        evictions: Entries that this process's memory gave up to make room for others.
+        expirations: Entries that it removed because their time was over.
+        entries: Entries that it has now, in all event loops.
+        bytes: Their size; `None` if the guard has no `max_size`, and so does not measure them.
         operations: The same for each operation, by its key; empty in the snapshot of one.
     """
 
@@ -105,6 +114,10 @@ class Stats:
     recent_failures: int = 0
     stale: int = 0
     in_flight: int = 0
+    evictions: int = 0
+    expirations: int = 0
+    entries: int = 0
+    bytes: int | None = None
     operations: Mapping[str, "Stats"] = field(default_factory=dict[str, "Stats"])
 
     @property
@@ -121,7 +134,8 @@ class Stats:
         """Return plain builtins, for JSON."""
         numbers = {name: getattr(self, name) for name in _COUNTERS}
         operations = {name: stats.as_dict() for name, stats in self.operations.items()}
-        return {"calls": self.calls, **numbers, "operations": operations}
+        held = {"entries": self.entries, "bytes": self.bytes}
+        return {"calls": self.calls, **numbers, **held, "operations": operations}
 
     def __repr__(self) -> str:
         sentence = (
@@ -147,21 +161,50 @@ _TROUBLES = (
 _COUNTERS = ("l1_hits", *Counters.__slots__)
 
 
-def snapshot(counters: Counters) -> Stats:
-    """Return a snapshot of *counters*."""
-    return Stats(**{name: getattr(counters, name) for name in _COUNTERS})
+class MemoryStats:
+    """What memory has of each operation now, in all event loops.
+
+    Args:
+        is_measured: Whether its size is known.
+
+    Attributes:
+        is_measured: As given.
+    """
+
+    def __init__(self, *, is_measured: bool = False) -> None:
+        self.is_measured = is_measured
+        self._of: dict[object, tuple[int, int]] = {}
+
+    def add(self, counters: object, entries: int, size: int) -> None:
+        """Count *entries* of *size* bytes for the operation that has *counters*."""
+        known, known_size = self._of.get(counters, (0, 0))
+        self._of[counters] = known + entries, known_size + size
+
+    def of(self, counters: object) -> tuple[int, int | None]:
+        """Return the entries of the operation that has *counters*, and their bytes if these are known."""
+        entries, size = self._of.get(counters, (0, 0))
+        return entries, size if self.is_measured else None
 
 
-def total(operations: Iterable[tuple[str, Counters]]) -> Stats:
+def snapshot(counters: Counters, memory: MemoryStats | None = None) -> Stats:
+    """Return a snapshot of *counters*, and of what memory has."""
+    numbers: dict[str, Any] = {name: getattr(counters, name) for name in _COUNTERS}
+    entries, size = (memory or MemoryStats()).of(counters)
+    return Stats(**numbers, entries=entries, bytes=size)
+
+
+def total(operations: Iterable[tuple[str, Counters]], memory: MemoryStats | None = None) -> Stats:
     """Return the sum over *operations*, with a snapshot for each name, which several may have."""
+    memory = memory or MemoryStats()
     by_name: dict[str, Stats] = {}
     for name, counters in operations:
-        now = snapshot(counters)
-        by_name[name] = _sum((by_name[name], now)) if name in by_name else now
-    return _sum(by_name.values(), by_name)
+        now = snapshot(counters, memory)
+        by_name[name] = _sum((by_name[name], now), memory) if name in by_name else now
+    return _sum(by_name.values(), memory, by_name)
 
 
-def _sum(parts: Iterable[Stats], operations: Mapping[str, Stats] | None = None) -> Stats:
+def _sum(parts: Iterable[Stats], memory: MemoryStats, operations: Mapping[str, Stats] | None = None) -> Stats:
     parts = list(parts)
-    sums = {name: sum(getattr(part, name) for part in parts) for name in _COUNTERS}
-    return Stats(**sums, operations=operations or {})
+    sums: dict[str, Any] = {name: sum(getattr(part, name) for part in parts) for name in (*_COUNTERS, "entries")}
+    size = sum(part.bytes or 0 for part in parts) if memory.is_measured else None
+    return Stats(**sums, bytes=size, operations=operations or {})

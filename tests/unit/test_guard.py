@@ -963,6 +963,12 @@ async def test_rollout_decides_by_op(load: Loader) -> None:
         {"namespace": "x" * 101},
         {"maxsize": 0},
         {"max_bytes": 1.5},
+        {"max_size": 0},
+        {"max_size": "0.5B"},
+        {"max_size": "256"},
+        {"max_size": "much"},
+        {"max_size": 1.5},
+        {"max_size": True},
         {"rollout": 1.1},
         {"drain_timeout": -1},
         {"store": 7},
@@ -977,6 +983,51 @@ def test_options_are_checked(options: dict[str, Any]) -> None:
 
     with pytest.raises(ConfigurationError, match=name):
         Guard(**options)
+
+
+@pytest.mark.parametrize(
+    ("given", "size"),
+    [
+        (None, None),
+        (7, 7),
+        ("7B", 7),
+        ("256MB", 256_000_000),
+        (" 1.5 kb ", 1_500),
+        ("2GiB", 2 << 30),
+        ("1kib", 1 << 10),
+        ("1TB", 10**12),
+    ],
+)
+async def test_units_of_max_size(given: str | int | None, size: int | None) -> None:
+    """Bytes come as a number or with a unit: powers of 1,000, and with an i of 1,024."""
+    assert size == Guard(max_size=given)._states.running().memory.max_size
+
+
+async def test_memory_shows_in_the_stats(clock: ManualClock) -> None:
+    """The stats tell what memory has, what it gave up for other entries, and what it removed because it was over."""
+    guard = Guard(maxsize=5, max_size="20kB", clock=clock)
+    load = coalesce("menu-{number}", guard=guard, ttl=60, jitter=0, max_share=0.4)(returning_bytes)
+    other = coalesce("hours-{number}", guard=guard, ttl=600)(returning_bytes)
+    before = guard.stats()
+    for number in range(3):
+        await load(number)
+        await other(number)
+    clock.advance(60)
+    menus = [load.peek(number) for number in range(3)]
+    stats = guard.stats()
+
+    assert (0, 0) == (before.entries, before.bytes)
+    assert [None] * 3 == menus
+    seen = {key: (each.entries, each.evictions, each.expirations) for key, each in stats.operations.items()}
+    assert {"menu-{number}": (0, 1, 2), "hours-{number}": (3, 0, 0)} == seen
+    assert (3, 1, 2) == (stats.entries, stats.evictions, stats.expirations)
+    assert (stats.bytes or 0) > 3 * 1_000
+    assert None is Guard().stats().bytes
+
+
+async def returning_bytes(number: int) -> bytes:
+    """Return a value of a kilobyte."""
+    return bytes([number]) * 1_000
 
 
 def test_options_of_a_store_by_url() -> None:

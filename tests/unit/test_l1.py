@@ -4,8 +4,10 @@ import pytest
 from arguments import Ending
 from inside import untyped
 
-from stampede_guard._memory.epochs import Lineage
+from stampede_guard._memory.entries import OVERHEAD
+from stampede_guard._memory.epochs import Generation, Lineage
 from stampede_guard._memory.l1 import Memory
+from stampede_guard._stats import Counters
 from stampede_guard.testing import ManualClock
 
 
@@ -224,6 +226,113 @@ def test_nothing_old_without_trust(memory: Memory, clock: ManualClock) -> None:
 
     assert trusted is not None
     assert (None, None, 0) == (distrusted, memory.old("b"), len(memory))
+
+
+# Bytes
+
+
+def sized(clock: ManualClock, max_size: int, maxsize: int = 100) -> Memory:
+    """Return a memory for *max_size* bytes, without those that each entry takes besides."""
+    return Memory(maxsize, clock, max_size=max_size)
+
+
+def test_bytes_are_bounded(clock: ManualClock) -> None:
+    """Entries are evicted until the bytes of a new one have room, however many that takes."""
+    memory = sized(clock, 3 * (OVERHEAD + 100))
+    for op in "abc":
+        memory.put(op, "soup", 5, size=100)
+    full = ops_in(memory)
+    memory.put("d", "soup", 5, size=2 * 100 + OVERHEAD)
+
+    assert ("abc", "cd") == (full, "".join(op for op in "abcd" if op in memory))
+    assert [(None, 2, 3 * (OVERHEAD + 100))] == memory.shares()
+
+
+def test_bytes_of_what_is_gone_are_free(clock: ManualClock) -> None:
+    """However an entry goes, its bytes go with it; one that is put again counts once."""
+    memory = sized(clock, 10_000)
+    for op in "abcd":
+        memory.put(op, "soup", 5, ("soups",) if op == "a" else (), size=100)
+    memory.put("b", "salad", 5, size=300)
+    sizes = [memory.shares()[0][2]]
+    memory.drop("b")
+    memory.drop_tagged("soups")
+    sizes.append(memory.shares()[0][2])
+    clock.advance(5)
+    ops_in(memory)
+
+    assert [600 + 4 * OVERHEAD, 200 + 2 * OVERHEAD] == sizes
+    assert [(None, 0, 0)] == memory.shares()
+
+
+def test_too_large(clock: ManualClock) -> None:
+    """An entry that is larger than the whole memory is not kept; what it would replace goes, the others stay."""
+    memory = sized(clock, 1_000)
+    memory.put("a", "soup", 5, size=10)
+    memory.put("b", "soup", 5, size=10)
+    memory.put("a", "feast", 5, size=1_001 - OVERHEAD)
+
+    assert "b" == ops_in(memory)
+
+
+def test_size_is_estimated(clock: ManualClock) -> None:
+    """Without a size the value is measured, if bytes are limited; if not, nothing is."""
+    memories = [sized(clock, 10_000), Memory(3, clock)]
+    for memory in memories:
+        memory.put("a", b"x" * 1_000, 5)
+
+    measured, unmeasured = (memory.shares()[0][2] for memory in memories)
+    assert 1_000 + OVERHEAD < measured < 1_100 + OVERHEAD
+    assert 0 == unmeasured
+
+
+# Shares
+
+
+@pytest.mark.parametrize("by", ["entries", "bytes"])
+def test_share(by: str, clock: ManualClock) -> None:
+    """An operation's oldest entries go when it would have more than its share; others' entries stay, used or not."""
+    counters = Counters()
+    own = Generation(counters)
+    memory = Memory(8, clock) if by == "entries" else sized(clock, 8 * (OVERHEAD + 10))
+    memory.put("x", "salad", 5, size=10)
+    for op in "abc":
+        memory.put(op, "soup", 5, (), own, size=10, max_share=0.25)
+        memory.get(op)
+    memory.put("b", "soup", 5, (), own, size=10, max_share=0.25)
+    memory.put("d", "soup", 5, (), own, size=10, max_share=0.25)
+
+    assert "bd" == ops_in(memory)
+    assert "x" in memory
+    assert 2 == counters.evictions
+    assert 2 == next(entries for whose, entries, _ in memory.shares() if whose is counters)
+
+
+def test_share_of_nearly_nothing(clock: ManualClock) -> None:
+    """A share that comes to less than an entry is one entry, unless that is too large for the share."""
+    memory = sized(clock, 1_000, 3)
+    for op in "ab":
+        memory.put(op, "soup", 5, size=0, max_share=0.4)
+    memory.put("c", "soup", 5, size=10, max_share=0.4)
+
+    assert "b" == ops_in(memory)
+
+
+# Whose entries
+
+
+def test_shares(memory: Memory, clock: ManualClock) -> None:
+    """Each operation's entries, evictions and expirations are counted for it; what is dropped is neither."""
+    counters = [Counters(), Counters()]
+    mine, other = map(Generation, counters)
+    for op, generation in zip("abcd", (mine, mine, other, other), strict=True):
+        memory.put(op, "soup", 5, (), generation)
+    memory.drop("c")
+    clock.advance(5)
+    memory.get("b")
+
+    assert [(counters[0], 0, 0), (counters[1], 1, 0)] == memory.shares()
+    assert [(1, 1), (0, 0)] == [(each.evictions, each.expirations) for each in counters]
 
 
 # Tags

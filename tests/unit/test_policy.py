@@ -125,6 +125,8 @@ def test_durations_become_seconds(name: str, duration: Any, seconds: float | Non
         ({"max_loads": 1, "max_queued": -1}, "max_queued=-1"),
         ({"max_loads": 1, "queue_timeout": 0}, "queue_timeout=0"),
         ({"max_waiters": 0}, "max_waiters=0"),
+        ({"max_share": 0}, "max_share=0"),
+        ({"max_share": 1.5}, "max_share=1.5"),
     ],
 )
 def test_options_are_validated(options: dict[str, Any], message: str) -> None:

@@ -6,7 +6,7 @@ import pytest
 from inside import untyped
 
 from stampede_guard import Stats
-from stampede_guard._stats import Counters, snapshot, total
+from stampede_guard._stats import Counters, MemoryStats, snapshot, total
 
 
 def counters_with(**numbers: int) -> Counters:
@@ -27,7 +27,7 @@ def test_every_counter_is_in_the_snapshot() -> None:
     numbers = {name: position for position, name in enumerate(("l1_hits", *Counters.__slots__), start=1)}
     stats = snapshot(counters_with(**numbers))
 
-    assert {field.name for field in dataclasses.fields(Stats)} == {*numbers, "operations"}
+    assert {field.name for field in dataclasses.fields(Stats)} == {*numbers, "entries", "bytes", "operations"}
     assert numbers == {name: getattr(stats, name) for name in numbers}
 
 
@@ -71,6 +71,20 @@ def test_total_adds_up_namesakes() -> None:
     assert 3 == stats.loads
 
 
+@pytest.mark.parametrize("is_measured", [False, True])
+def test_what_memory_has(*, is_measured: bool) -> None:
+    """Each operation shows its entries in all loops, and their bytes where these are measured; the total is the sum."""
+    menu, hours, idle = Counters(), Counters(), Counters()
+    memory = MemoryStats(is_measured=is_measured)
+    for owner, entries, size in ((menu, 2, 300), (hours, 1, 50), (menu, 3, 400)):
+        memory.add(owner, entries, size)
+    stats = total([("menu", menu), ("hours", hours), ("idle", idle)], memory)
+
+    shown = {name: (each.entries, each.bytes) for name, each in {**stats.operations, "total": stats}.items()}
+    expected = {"menu": (5, 700), "hours": (1, 50), "idle": (0, 0), "total": (6, 750)}
+    assert {name: (entries, size if is_measured else None) for name, (entries, size) in expected.items()} == shown
+
+
 def test_as_dict_is_json() -> None:
     """As plain builtins, the stats go through JSON unchanged, derived numbers and operations included."""
     stats = total([("menu", counters_with(l1_hits=1, executions=2))])
@@ -83,7 +97,9 @@ def test_as_dict_is_json() -> None:
 
 def test_as_dict_is_complete() -> None:
     """No counter is left out."""
-    assert {"calls", "operations", "l1_hits", *Counters.__slots__} == set(Stats().as_dict())
+    shown = {"calls", "operations", "l1_hits", "entries", "bytes", *Counters.__slots__}
+
+    assert shown == set(Stats().as_dict())
 
 
 def test_repr_is_a_sentence() -> None:

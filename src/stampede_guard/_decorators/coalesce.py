@@ -473,6 +473,7 @@ def coalesce(  # options, each with a default that fits
             - `max_queued`: How many loads may wait for one of these slots; others raise `Overloaded`.
             - `queue_timeout`: Seconds that a load waits for its slots before it raises `Overloaded`.
             - `max_waiters`: How many callers may wait for one load; others raise `Overloaded`.
+            - `max_share`: Fraction of this process's memory that the operation's entries may take.
 
     Raises:
         NotCoalescable: the decorated thing is not an `async def` function.

@@ -6,23 +6,39 @@ read before an invalidation could be stored after it.
 
 from collections.abc import Sequence
 from itertools import count
+from typing import Protocol
+
+
+class EntryCounters(Protocol):
+    """The counters of an operation, as far as they count its entries in memory."""
+
+    evictions: int
+    expirations: int
 
 
 class Generation:
     """One definition of a function. What is stored and loaded by it ends with it.
 
+    Args:
+        counters: Those of its operation, if its entries are counted.
+
     Attributes:
         is_over: Whether the function was defined anew.
+        counters: As given.
     """
 
-    __slots__ = ("is_over",)
+    __slots__ = ("counters", "is_over")
 
-    def __init__(self) -> None:
+    def __init__(self, counters: EntryCounters | None = None) -> None:
         self.is_over = False
+        self.counters = counters
 
 
 class Lineage:
     """The generations of one function. Definitions of it that are alive share the last one.
+
+    Args:
+        counters: Those of the operation.
 
     Attributes:
         generation: The last.
@@ -30,13 +46,18 @@ class Lineage:
 
     __slots__ = ("generation",)
 
-    def __init__(self) -> None:
-        self.generation = Generation()
+    def __init__(self, counters: EntryCounters | None = None) -> None:
+        self.generation = Generation(counters)
 
-    def start_generation(self) -> None:
-        """End the last generation: none of its values is an answer any more, nor will be."""
-        self.generation.is_over = True
-        self.generation = Generation()
+    def start_generation(self, counters: EntryCounters | None = None) -> None:
+        """End the last generation: none of its values is an answer any more, nor will be.
+
+        Args:
+            counters: Those of the operation that is defined next; by default those of the last one.
+        """
+        last = self.generation
+        last.is_over = True
+        self.generation = Generation(last.counters if counters is None else counters)
 
 
 _MAX_OPS = 65_536

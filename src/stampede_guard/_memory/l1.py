@@ -1,10 +1,4 @@
-"""L1: the bounded memory of one event loop.
-
-A `cachetools.TTLCache` has one TTL for all entries, and an insert removes all that expired together. So here each slot
-has the instant up to which it is fresh. An `LRUCache` moves an entry at each hit. So here the map is a `FIFOCache`, a
-hit sets a flag, and an eviction gives flagged entries a second chance: the "clock" algorithm of operating systems
-(Corbató, "A Paging Experiment with the Multics System", 1968), which approximates least recently used.
-"""
+"""L1: the memory of one event loop, and its trust."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -12,79 +6,14 @@ from math import inf
 from typing import Any
 from weakref import WeakSet, finalize, ref
 
-from cachetools import FIFOCache
-
 from .._speed.forms import ArgumentCache, Slot, Validity
-from .epochs import Generation
+from .entries import Entries
+from .epochs import EntryCounters, Generation
+from .sizes import estimate
+from .sweeper import Sweeper
 
-_MAX_SPARED = 16  # entries that one eviction spares because they were used
 _ENDLESS = Generation()
 UNTRUSTED_TTL = 1.0  # seconds that an entry lives while no message would tell of its invalidation
-
-
-class _Entries(FIFOCache[str, Slot]):
-    """The slots by op, and the ops by tag.
-
-    Attributes:
-        slots: The same slots in a plain dict: a look-up in a cache of `cachetools` costs a call or two.
-    """
-
-    def __init__(self, maxsize: int) -> None:
-        super().__init__(maxsize)
-        self.slots: dict[str, Slot] = {}
-        self._tags: dict[str, Sequence[str]] = {}
-        self._ops_by_tag: dict[str, set[str]] = {}
-        self._removed: list[Slot] = []
-
-    def add(self, op: str, slot: Slot, tags: Sequence[str]) -> None:
-        """Store *slot* under *op*, in place of what was there."""
-        self._remove(op)
-        self[op] = self.slots[op] = slot
-        if tags:
-            # Two templates may produce the same tag.
-            self._tags[op] = tags = tuple(dict.fromkeys(tags))
-            for tag in tags:
-                self._ops_by_tag.setdefault(tag, set()).add(op)
-        self._clear_removed()
-
-    def tagged(self, tag: str) -> tuple[str, ...]:
-        """Return the ops that have *tag*."""
-        return tuple(self._ops_by_tag.get(tag, ()))
-
-    def discard(self, op: str) -> None:
-        """Remove *op*, if it is there."""
-        self._remove(op)
-        self._clear_removed()
-
-    def _remove(self, op: str) -> None:
-        if op in self.slots:
-            del self[op]
-            self._unlink(op)
-
-    def popitem(self) -> tuple[str, Slot]:
-        """Evict the oldest entry; spare a few that were used since they were last spared."""
-        op, slot = super().popitem()
-        for _ in range(_MAX_SPARED):
-            if not slot.used:
-                break
-            slot.used = False
-            self[op] = slot
-            op, slot = super().popitem()
-        self._unlink(op)
-        return op, slot
-
-    def _unlink(self, op: str) -> None:
-        self._removed.append(self.slots.pop(op))
-        for tag in self._tags.pop(op, ()):
-            ops = self._ops_by_tag[tag]
-            ops.discard(op)
-            if not ops:
-                del self._ops_by_tag[tag]
-
-    def _clear_removed(self) -> None:
-        """Clear the removed slots. This comes last: the destructor of a value may read and write this memory."""
-        while self._removed:
-            self._removed.pop().clear()
 
 
 class Memory:
@@ -95,19 +24,43 @@ class Memory:
         clock: Monotonic seconds.
         loop: The event loop; without one, argument caches answer nothing.
 
+        max_size: How many bytes the entries have at most; `None` measures none.
+
     Attributes:
         maxsize: As given.
+        max_size: As given.
         on_trust_lost: Called when `trusted_until` has passed.
     """
 
-    __slots__ = ("__weakref__", "_caches", "_clock", "_entries", "_max_ttl", "_validity", "maxsize", "on_trust_lost")
+    __slots__ = (
+        "__weakref__",
+        "_caches",
+        "_clock",
+        "_entries",
+        "_loop",
+        "_max_ttl",
+        "_sweeper",
+        "_validity",
+        "max_size",
+        "maxsize",
+        "on_trust_lost",
+    )
 
-    def __init__(self, maxsize: int, clock: Callable[[], float], loop: asyncio.AbstractEventLoop | None = None) -> None:
+    def __init__(
+        self,
+        maxsize: int,
+        clock: Callable[[], float],
+        loop: asyncio.AbstractEventLoop | None = None,
+        max_size: int | None = None,
+    ) -> None:
         self.maxsize = maxsize
-        self._entries = _Entries(maxsize)
+        self.max_size = max_size
         self._clock = clock
+        self._loop = None if loop is None else ref(loop)
+        self._entries = Entries(maxsize, max_size)
+        self._sweeper = Sweeper(self._entries, clock, self._loop)
         self._max_ttl = inf
-        self._validity = Validity(clock, None if loop is None else ref(loop))
+        self._validity = Validity(clock, self._loop)
         self._caches: WeakSet[ArgumentCache] = WeakSet()
         self.on_trust_lost: Callable[[], object] = bool
         # An argument cache lives as long as its function, and would keep values of a memory that is gone.
@@ -133,8 +86,7 @@ class Memory:
         if now < slot.fresh_until and not slot.generation.is_over:
             slot.used = True
             return slot
-        if now >= slot.stale_until or slot.generation.is_over:
-            self._entries.discard(op)
+        self._drop_if_over(op, slot, now)
         return None
 
     def old(self, op: str) -> Slot | None:
@@ -146,13 +98,20 @@ class Memory:
         if now >= self._validity.trusted_until:
             self._lose_trust()
             return None
-        if now >= slot.stale_until or slot.generation.is_over:
-            self._entries.discard(op)
-            return None
-        if now < slot.fresh_until:
+        if self._drop_if_over(op, slot, now) or now < slot.fresh_until:
             return None
         slot.used = True
         return slot
+
+    def _drop_if_over(self, op: str, slot: Slot, now: float) -> bool:
+        """Drop *slot*, which *op* has, if it will never be an answer again; return whether it was dropped."""
+        if now >= slot.stale_until:
+            self._entries.expire(op)
+        elif slot.generation.is_over:
+            self._entries.discard(op)
+        else:
+            return False
+        return True
 
     def slot_with(self, op: str, value: object) -> Slot | None:
         """Return the slot of *op* if it has this very *value*, fresh or old; nothing is dropped or counted."""
@@ -169,6 +128,7 @@ class Memory:
             self._entries.discard(op)
         elif now < slot.fresh_until:
             slot.fresh_until, slot.stale_until = now, now + window
+            self._note(slot)
 
     def note_in(self, cache: ArgumentCache, args: tuple[Any, ...], slot: Slot) -> None:
         """Let *cache* answer calls with *args*, as long as *slot* is fresh and in this memory.
@@ -183,7 +143,7 @@ class Memory:
         # Without effect if the loop of another thread was faster: then the cache serves that one.
         cache.note(args, slot, self._validity)
 
-    def put(  # noqa: PLR0917  # what an entry consists of
+    def put(  # noqa: PLR0913, PLR0917  # what an entry consists of
         self,
         op: str,
         value: object,
@@ -192,6 +152,8 @@ class Memory:
         generation: Generation = _ENDLESS,
         stale: float = 0.0,
         age: float = 0.0,
+        size: int | None = None,
+        max_share: float | None = None,
     ) -> None:
         """Store *value* in place of what was there.
 
@@ -203,13 +165,24 @@ class Memory:
             generation: That of the function that loaded it; the entry ends with it.
             stale: Seconds after that in which it may be used as an old value; none without trust.
             age: Seconds since it came from its load; infinite where that is not known.
+            size: Its bytes as it is encoded, if it is; else they are estimated, if bytes are limited.
+            max_share: Fraction of the memory that the entries of its operation may take; `None` sets no limit.
         """
+        if size is None:
+            size = 0 if self.max_size is None else estimate(value)
         now = self._clock()
         if now >= self._validity.trusted_until:
             self._lose_trust()
         fresh_until = now + min(ttl, self._max_ttl)
-        stale_until = fresh_until + stale if self._max_ttl == inf else fresh_until
-        self._entries.add(op, Slot(value, fresh_until, generation, stale_until, now - age), tags)
+        stale_until = fresh_until + max(stale, 0.0) if self._max_ttl == inf else fresh_until
+        slot = Slot(value, fresh_until, generation, stale_until, now - age)
+        self._entries.add(op, slot, tags, size, max_share)
+        self._note(slot)
+
+    def _note(self, slot: Slot) -> None:
+        """Have *slot* swept when it is over."""
+        if slot.stale_until < self._sweeper.due:
+            self._sweeper.note(slot.stale_until)
 
     def drop(self, op: str) -> None:
         """Drop *op*."""
@@ -223,7 +196,9 @@ class Memory:
     def clear(self) -> None:
         """Drop everything."""
         _drop_all(self._caches)
-        self._entries = _Entries(self.maxsize)
+        self._sweeper.close()
+        self._entries = Entries(self.maxsize, self.max_size)
+        self._sweeper = Sweeper(self._entries, self._clock, self._loop)
 
     def release_argument_caches(self) -> None:
         """Let argument caches serve other loops: this one never runs again."""
@@ -261,6 +236,10 @@ class Memory:
         self.clear()
         self._max_ttl = UNTRUSTED_TTL
         self._validity.trusted_until = inf
+
+    def shares(self) -> list[tuple[EntryCounters | None, int, int]]:
+        """Return whose entries there are, how many, and their bytes if these are limited."""
+        return [(counters, each.entries, each.size) for counters, each in self._entries.shares.copy().items()]
 
     def __contains__(self, op: str) -> bool:
         return op in self._entries.slots

@@ -134,7 +134,7 @@ class Operation:
         self.counters = counters
         self.vary = tuple(vary)
         self.tags = tuple(tags)
-        self.lineage = Lineage()
+        self.lineage = Lineage(counters)
         self.entity_tags = EntityTags()
         self.is_local = False
         self.is_batched = False

@@ -103,6 +103,24 @@ def count(name: str, value: object, *, zero: bool = False) -> int:
     return value
 
 
+def size(name: str, value: object) -> int:
+    """Return *value*, a number of bytes or a text such as "256MB", as bytes.
+
+    Raises:
+        ConfigurationError: it is neither, or zero.
+    """
+    number = value
+    if isinstance(value, str):
+        written = re.fullmatch(r"(\d+(?:\.\d+)?) ?([kmgt]?)(i?)b", value.strip(), re.IGNORECASE)
+        if written is not None:
+            digits, prefix, binary = written.groups()
+            number = int(float(digits) * (1024 if binary else 1000) ** " kmgt".index(prefix.lower() or " "))
+    if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+        message = f"{name}={shown(value)}: give bytes above zero, as a whole number or with a unit: '256MB', '1GiB'"
+        raise ConfigurationError(message)
+    return number
+
+
 def version_number(version: object) -> int:
     """Return *version* if it is a whole number from 0 to 2⁵³ - 1.
 
@@ -203,3 +221,4 @@ class Options(TypedDict, total=False):
     max_queued: int | None
     queue_timeout: Duration | None
     max_waiters: int | None
+    max_share: float | None

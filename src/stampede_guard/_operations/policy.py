@@ -55,6 +55,7 @@ class Policy:
         max_queued: How many may wait for one of these slots; `None` sets no limit.
         queue_timeout: Seconds that a load waits for its slots; `None` leaves that to the guard.
         max_waiters: How many callers may wait for one flight; `None` sets no limit.
+        max_share: Fraction of L1 that its entries may take, above zero; `None` sets no limit.
     """
 
     ttl: float | Callable[[Any], Duration | None] | None = None
@@ -78,6 +79,7 @@ class Policy:
     max_queued: int | None = None
     queue_timeout: float | None = None
     max_waiters: int | None = None
+    max_share: float | None = None
 
     def __post_init__(self) -> None:
         """Check the options, and turn each `timedelta` into seconds."""
@@ -95,6 +97,9 @@ class Policy:
         flag("lease", self.lease)
         object.__setattr__(self, "queue_timeout", self.limits.queue_timeout)
         self._set("max_waiters", count)
+        if self.max_share is not None and not fraction("max_share", self.max_share):
+            message = "max_share=0: give a fraction above zero; to keep nothing in memory, leave ttl out"
+            raise ConfigurationError(message)
         if self.version is not None and not callable(self.version):
             message = f"version={self.version!r}: give a function that takes a value and returns its version"
             raise ConfigurationError(message)

@@ -223,7 +223,7 @@ class Registry:
         rivals = [other for other in self._claims if other.spec.collides_with(spec)]
         replaced = [rival for rival in rivals if _replaces(claim, rival)]
         for rival in replaced:
-            rival.lineage.start_generation()
+            rival.lineage.start_generation(operation.counters)
         # That of a rival which is not replaced comes last, and counts: the function was decorated again.
         for rival in sorted(rivals, key=lambda each: each not in replaced):
             operation.lineage = claim.lineage = rival.lineage

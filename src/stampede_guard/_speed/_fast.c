@@ -14,7 +14,7 @@
 #include <stddef.h>
 #include <time.h>
 
-#define FORM 7 /* as in pure.py: raise both when what they offer changes */
+#define FORM 8 /* as in pure.py: raise both when what they offer changes */
 
 static PyObject *miss;      /* what an ArgumentCache returns when it has no answer */
 static PyObject *monotonic; /* time.monotonic: the one clock that can be read without a call */
@@ -55,6 +55,7 @@ typedef struct {
     double fresh_until;
     double stale_until;
     double born_at;
+    unsigned int place;
     char used;
 } Slot;
 
@@ -94,6 +95,7 @@ static PyObject *slot_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) 
     self->fresh_until = fresh_until;
     self->stale_until = stale_until;
     self->born_at = born_at;
+    self->place = 0;
     self->used = 0;
     if (PyObject_IS_GC(value)) PyObject_GC_Track(self);
     return (PyObject *)self;
@@ -119,6 +121,7 @@ static PyMemberDef slot_members[] = {
     {"fresh_until", T_DOUBLE, offsetof(Slot, fresh_until), 0, NULL},
     {"stale_until", T_DOUBLE, offsetof(Slot, stale_until), 0, NULL},
     {"born_at", T_DOUBLE, offsetof(Slot, born_at), READONLY, NULL},
+    {"place", T_UINT, offsetof(Slot, place), 0, NULL},
     {"used", T_BOOL, offsetof(Slot, used), 0, NULL},
     {NULL},
 };

@@ -10,7 +10,7 @@ __all__ = ("MISS", "ArgumentCache", "FunctionProxy", "HitCounter", "Slot", "Vali
 
 MISS: Any = object()
 
-FORM = 7  # raised here and in `_fast.c` when what they offer changes: an older compiled form is not used then
+FORM = 8  # raised here and in `_fast.c` when what they offer changes: an older compiled form is not used then
 
 _PLAIN = frozenset({int, str, type(None)})  # equal ones of these classes are alike; 1, 1.0 and True are not
 
@@ -35,10 +35,11 @@ class Slot:
         born_at: Instant at which the value came from its load; -inf where that is not known.
 
     Attributes:
+        place: Where its op stands in the memory's list of all ops.
         used: Whether it was an answer since an eviction last passed it.
     """
 
-    __slots__ = ("born_at", "fresh_until", "generation", "stale_until", "used", "value")
+    __slots__ = ("born_at", "fresh_until", "generation", "place", "stale_until", "used", "value")
 
     def __init__(
         self,
@@ -54,6 +55,7 @@ class Slot:
         self.fresh_until = fresh_until
         self.stale_until = fresh_until if stale_until is None else stale_until
         self.born_at = born_at
+        self.place = 0
         self.used = False
 
     def clear(self) -> None:
