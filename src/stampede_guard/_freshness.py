@@ -119,8 +119,11 @@ def early_margin(state: LoopState, operation: Operation, op: str) -> float:
     if operation.policy.early is None:
         return 0.0
     old = old_in_memory(state, operation, op)
-    # What was due in memory is due in the store too, or this process would read it again and again.
-    return operation.early_margin() if old is None else max(old.answers_until - state.clock(), 0.0)
+    if old is not None:  # what was due in memory is due in the store too, or this process would read it again and again
+        return max(old.answers_until - state.clock(), 0.0)
+    life = operation.policy.l2_ttl
+    longest = inf if life is None or callable(life) else life / 2  # as in L1: nothing is due in its first half
+    return min(operation.early_margin(), longest)
 
 
 def last_in_memory(state: LoopState, operation: Operation, op: str) -> OldValue | None:
