@@ -23,6 +23,7 @@ from ._operations.size_limits import SizeLimits
 from ._path import DataPath
 from ._readiness.health import Health, health_of
 from ._readiness.hot import HotKey, hot_keys
+from ._readiness.sharing import warm_hot
 from ._readiness.warming import Warmable, WarmUp, warm
 from ._stats import Stats, total
 from .stores import LeasingStore, Store
@@ -274,8 +275,7 @@ class Guard:
         Args:
             function: Decorated with this guard. A loader of many is called for batches.
             calls: The only argument of each call, or a tuple of all; ids for a loader of many.
-            rate: Loads a second in this process, at most; what memory or the store has is no load. `None` sets no
-                limit.
+            rate: Loads a second in this process; what memory or the store has is none. `None` sets no limit.
             concurrency: How many calls, or batches, are waited for at once.
             on_progress: Called with what was done so far, again and again.
 
@@ -284,6 +284,17 @@ class Guard:
             GuardClosed: the guard has a store and is not open.
         """
         return await warm(self, function, calls, rate=rate, concurrency=concurrency, on_progress=on_progress)
+
+    async def warm_hot(self, limit: int = 1_000) -> int:
+        """Take the values of the ops that the cluster calls most from the store into memory; return how many.
+
+        No loader runs. From then on, until the guard is left, this event loop samples its calls, and shares its list.
+
+        Raises:
+            ConfigurationError: *limit* is no whole number above zero, or the guard has no store.
+            GuardClosed: the guard is not open.
+        """
+        return await warm_hot(self._states, self._path, self._registry, limit)
 
     def health(self) -> Health:
         """Return what is wrong in the running event loop, for a readiness probe; it asks no server.

@@ -67,6 +67,7 @@ class LoopState:
         tracking: What it hears of writes past the library, if the store was asked to tell.
         limits: How many loads may run at once.
         pauses: Of ops whose loads have failed.
+        chores: Tasks that run until the guard is left, by name.
         clock: Monotonic seconds.
         epochs: The guard's.
         depth: How often the guard was entered here.
@@ -78,6 +79,7 @@ class LoopState:
         "__weakref__",
         "backplane",
         "board",
+        "chores",
         "clock",
         "depth",
         "epochs",
@@ -112,6 +114,7 @@ class LoopState:
         self.limits = limits
         self.clock = clock
         self.pauses = Pauses(clock)
+        self.chores: dict[str, asyncio.Task[None]] = {}
         self.depth = 0
         self.news: dict[Change, None] = {}
         self.is_told = False
@@ -261,7 +264,11 @@ class LoopState:
 
     async def aclose(self) -> None:
         """Cancel the flights, and close the connections."""
+        for chore in self.chores.values():
+            chore.cancel()
         try:
+            if self.chores:
+                await asyncio.wait(self.chores.values())
             await self.board.cancel_all()
         finally:
             if self.backplane is not None:

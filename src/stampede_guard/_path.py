@@ -228,6 +228,19 @@ class DataPath:
             await _check_replaced({ops[position]: flight for position, flight in flights.items()}, shaped)
         return shaped
 
+    def take_stored(self, operation: Operation, op: str, tags: Sequence[str]) -> Flight[Any]:
+        """Launch a flight that puts what L2 has of *op* into L1, and loads nothing.
+
+        It lands with the value in a tuple of one, or with `None`. No caller joins it.
+        """
+        state = self._states.running()
+        epoch, generation = state.epochs.current(op, tags), operation.lineage.generation
+        lease = _make_lease(state, operation, op, tags)
+        no_load: tuple[Any, Any, Any] = asyncio.sleep, (0,), {}
+        is_shared = False
+        steps = FlightLoad(self._states, state, operation, *no_load, lease, epoch, generation, is_shared, None, None)
+        return state.board.launch(op, steps.take, operation.counters, "finish", tags=tags, is_private=True)
+
     def begin(
         self,
         operation: Operation,
@@ -642,6 +655,16 @@ class FlightLoad:
             left = {"longest": longest, "kept_left": longest + found.stale_for}
             self._put(flight, kept, found.payload, life, **left, age=found.age)  # 7
         return kept
+
+    async def take(self, flight: Flight[Any]) -> tuple[Any] | None:
+        """Put what L2 has into L1, and return it in a tuple of one; a lease that was granted is given back."""
+        lease = self._lease
+        assert lease is not None
+        try:
+            answer = await lease.acquire(self._operation.decode)
+        finally:
+            self.close()
+        return (self._put_found(flight, answer),) if isinstance(answer, Found) else None
 
     def previous(self) -> Previous | None:
         """Return what the loader is told of the old value."""

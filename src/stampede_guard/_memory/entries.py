@@ -104,6 +104,10 @@ class Entries(Cache[str, Slot]):
     def _exceeds(self, size: int, max_share: float = 1.0) -> bool:
         return self._max_size is not None and size > self._max_size * max_share
 
+    def tags_of(self, op: str) -> Sequence[str]:
+        """Return the tags of *op*."""
+        return self._tags.get(op, ())
+
     def tagged(self, tag: str) -> tuple[str, ...]:
         """Return the ops that have *tag*."""
         return tuple(self._ops_by_tag.get(tag, ()))

@@ -184,6 +184,11 @@ class Memory:
         if slot.stale_until < self._sweeper.due:
             self._sweeper.note(slot.stale_until)
 
+    def origin_of(self, op: str) -> tuple[Generation | None, Sequence[str]]:
+        """Return the generation that has loaded the entry of *op*, `None` without one, and its tags."""
+        slot = self._entries.slots.get(op)
+        return (None, ()) if slot is None else (slot.generation, self._entries.tags_of(op))
+
     def drop(self, op: str) -> None:
         """Drop *op*."""
         self._entries.discard(op)
