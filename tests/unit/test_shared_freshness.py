@@ -232,13 +232,15 @@ async def test_value_that_is_not_kept_takes_the_old_ones_place(start: Start, clo
     assert "soup 3" == await b.load(7)
 
 
-async def test_early_refresh_by_one_process(start: Start, clock: ManualClock) -> None:
+# L1 keeps its trust in the bus for the shorter life.
+@pytest.mark.parametrize("options", [{"l2_ttl": 10}, {"ttl": 2, "l2_ttl": 2}], ids=["L2 alone", "both tiers"])
+async def test_early_refresh_by_one_process(start: Start, clock: ManualClock, options: Any) -> None:
     """Before its life is over one process refreshes a value, and the others answer with it meanwhile."""
-    a, b, row = two = await start(early=1.0)
+    a, b, row = two = await start(early=1.0, **options)
     for each in (a, b):
         each.load._operation.note_load(5.0)
     await a.load(7)
-    clock.advance(9.5)
+    clock.advance(0.95 * options["l2_ttl"])
     row.gate = Gate()
 
     assert ["soup 1", "soup 1"] == [await a.load(7), await b.load(7)]
