@@ -5,6 +5,7 @@ from functools import partial
 from time import monotonic
 
 import pytest
+from inside import untyped
 from leasing import LeasingDouble, Server
 
 from stampede_guard import Guard, _path
@@ -20,7 +21,7 @@ def make_guard(
         return partial(Guard, redis_url, namespace=namespace, deadline=5, connect_timeout=5)
     monkeypatch.setattr(LeasingDouble, "begins", request.param != "in a task")
     monkeypatch.setattr(LeasingDouble, "has_more", request.param == "concluded")
-    return partial(Guard, partial(LeasingDouble, Server(monotonic)), namespace=namespace)
+    return partial(Guard, partial(LeasingDouble, Server(untyped(monotonic))), namespace=namespace)
 
 
 @pytest.fixture
