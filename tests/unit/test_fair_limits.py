@@ -493,6 +493,19 @@ async def test_flight_has_room_for_so_many(how: str, pause: Pause) -> None:
     assert 0 == guard.stats().failures
 
 
+async def test_hits_are_no_waiters() -> None:
+    """Callers that memory answers are never too many."""
+    guard = Guard()
+
+    @coalesce("dish-{dish_id}", guard=guard, ttl=60, max_waiters=1)
+    async def dish(dish_id: int) -> int:
+        return dish_id
+
+    answers = [await dish(7) for _ in range(3)]
+
+    assert ([7, 7, 7], 2, 0) == (answers, guard.stats().l1_hits, guard.stats().overloaded)
+
+
 async def test_load_with_a_slot_always_may_wait(pause: Pause) -> None:
     """A load that holds a slot is not refused, however many callers wait for what it needs."""
     guard, gate = Guard(), Gate()
