@@ -85,7 +85,7 @@ class DataPath:
         saves one coroutine frame for each waiter.
         """
         here, running, counters = self._states.here, self._states.running, operation.counters
-        may_answer_old = operation.policy.may_answer_old
+        may_answer_old = operation.may_answer_old
         find: Any = self.old_or_flight if may_answer_old else self.join_or_launch
         launch: Any = find if may_answer_old else self.launch
         if build_partition is not None:
@@ -119,7 +119,7 @@ class DataPath:
 
     def make_rejoin(self, operation: Operation) -> "Callable[[ref[Flight[Any]]], Flight[Any] | None]":
         """Return what tells whether a call may join a flight that calls with the same arguments have joined."""
-        counters, may_answer_old = operation.counters, operation.policy.may_answer_old
+        counters, may_answer_old = operation.counters, operation.may_answer_old
 
         def rejoin(known: "ref[Flight[Any]]") -> Flight[Any] | None:
             flight = known()
@@ -163,6 +163,10 @@ class DataPath:
         if isinstance(found, OldValue):
             return found.origin.answer(state, operation, op, found.kept)
         kept = await wait_one(found, operation.policy.wait_timeout)
+        if found.origin is None:  # by a load that L2 has nothing to do with
+            slot, now = state.memory.get(op), state.clock()
+            end = now if slot is None else origin_in_memory(operation, slot).fresh_until
+            found.origin = ("load", now, end)
         interim: OldValue | None = found.interim
         origin = Origin(*found.origin) if interim is None or kept is not interim.kept else interim.origin
         return origin.answer(state, operation, op, kept)
@@ -204,7 +208,7 @@ class DataPath:
         answers: list[Any] = [None] * len(ops)
         flights: dict[int, Flight[Any]] = {}
         find: Any = self.old_or_flight
-        if is_refresh or not operation.policy.may_answer_old:
+        if is_refresh or not operation.may_answer_old:
             find = partial(self.join_or_launch, is_refresh=is_refresh, replaces=replaces)
         find = bounded(find, operation)
         for position, op in enumerate(ops):
@@ -382,7 +386,7 @@ class DataPath:
         if policy.l2_ttl is not None:
             lease = _make_lease(state, operation, op, tags)
         freshness = None
-        if policy.may_answer_old or is_refresh:
+        if operation.may_answer_old or is_refresh:
             freshness = Freshness(state, operation, last_in_memory(state, operation, op))
         steps = FlightLoad(
             self._states,
@@ -487,29 +491,44 @@ class FlightLoad:
             except LeaseLapsed:
                 flight.will_load = False
             else:
-                return await self._keep(flight, value)  # 6, 7
+                lease = self._lease
+                return self._keep(flight, value) if lease is None else await self._store(flight, lease, value)  # 6, 7
 
-    async def _keep(self, flight: Flight[Any], value: Any) -> Any:
+    def _keep(self, flight: Flight[Any], value: Any) -> Any:
+        """Put what was loaded into L1, the only tier; return what *flight* lands with."""
+        operation, payload, kept = self._operation, None, value
+        life = operation.life("ttl", value)
+        operation.version_of(value)  # only to find out that it has none
+        if operation.policy.isolate:
+            payload = operation.encode(value)
+            kept = operation.isolate_value(value, payload)
+        self._put_latest(flight, kept, payload, life)
+        return kept
+
+    async def _store(self, flight: Flight[Any], lease: Lease, value: Any) -> Any:
         """Store what was loaded in both tiers, as far as it may be; return what *flight* lands with."""
-        operation, lease = self._operation, self._lease
+        operation, now = self._operation, self._state.clock()
+        life, l2_life = operation.life("ttl", value), operation.life("l2_ttl", value)
+        payload, version = operation.encode(value), operation.version_of(value)
+        kept = operation.isolate_value(value, payload) if operation.policy.isolate else value
+        flight.origin = ("load", now, now + max(life or 0.0, l2_life or 0.0))
+        is_latest = await self._fill(flight, lease, payload, l2_life, version)  # 6
+        self._put_latest(flight, kept, payload, life, is_latest=is_latest)
+        return kept
+
+    def _put_latest(
+        self, flight: Flight[Any], kept: Any, payload: bytes | None, life: float | None, *, is_latest: bool = True
+    ) -> None:
+        """Put what was loaded into L1, unless something later is known."""
         if self._freshness is not None:
             self._freshness.note_success(flight.op)
-        life, l2_life = operation.life("ttl", value), operation.life("l2_ttl", value)
-        is_isolated = operation.policy.isolate
-        payload = operation.encode(value) if lease is not None or is_isolated else None
-        version = None if operation.policy.version is None else operation.version_of(value)
-        kept = operation.isolate_value(value, payload) if is_isolated else value
-        now = self._state.clock()
-        flight.origin = ("load", now, now + max(life or 0.0, l2_life or 0.0))
-        is_latest = lease is None or await self._fill(flight, lease, payload, l2_life, version)  # 6
         may_put = is_latest and self._may_put(flight)  # asked before a refresh begins another epoch
         if flight.is_refresh:
             self._replace_older(flight)
         if may_put:
             self._put(flight, kept, payload, life, longest=self._longest, kept_left=self._longest)  # 7
         elif not flight.landed:
-            operation.counters.overtaken += 1
-        return kept
+            self._operation.counters.overtaken += 1
 
     async def _wait_for_turn(self, flight: Flight[Any]) -> None:
         """Wait until the refresh before *flight* has landed; it may store until then."""
@@ -615,7 +634,8 @@ class FlightLoad:
             self._asks_left -= 1
             if self._asks_left and not (flight.is_refresh or flight.must_load):
                 self._lease.check()
-        self._began_at = self._state.clock()
+        if self._lease is not None or operation.policy.early is not None:
+            self._began_at = self._state.clock()
         operation.counters.loads += not operation.is_batched
         flight.loader_called = not operation.is_batched  # else the batch says when
 
@@ -728,16 +748,17 @@ class FlightLoad:
 
         *payload* is the encoded value, if there is one. In L2 it is fresh for *longest* seconds, kept for *kept_left*.
         """
-        state, policy = self._state, self._operation.policy
+        state, operation = self._state, self._operation
         if life is None:
-            state.memory.drop(flight.op)
+            state.memory.drop(flight.op)  # not what is older either
         else:
-            early = min(self._operation.early_margin(), min(life, longest) / 2)
-            fresh = min(life, longest) - early
-            stale = min(early + policy.window, kept_left - fresh)
-            size = None if payload is None else len(payload)
-            about: Any = {"stale": stale, "age": age, "size": size, "max_share": policy.max_share}
-            state.memory.put(flight.op, kept, fresh, flight.tags, self._generation, **about)
+            fresh, stale = min(life, longest), 0.0
+            if operation.may_answer_old:
+                early = min(operation.early_margin(), fresh / 2)
+                fresh -= early
+                stale = min(early + operation.policy.window, kept_left - fresh)
+            size, share = None if payload is None else len(payload), operation.policy.max_share
+            state.memory.put(flight.op, kept, fresh, flight.tags, self._generation, stale, age, size, share)
         if self._lease is not None and state.tracking is not None:
             state.tracking.remember(flight.op, self._lease.stored_by)
 
@@ -766,7 +787,7 @@ def _make_lease(state: LoopState, operation: Operation, op: str, tags: Sequence[
     """Return the access to L2 of a flight of *op*."""
     tier = cast("Tier", state.tier)  # no l2_ttl without a store
     length, longest_ttl, fingerprint = operation.lease_length, operation.max_l2_ttl, operation.fingerprint(tags)
-    if not operation.policy.may_answer_old:
+    if not operation.may_answer_old:
         return Lease(tier, op, tags, length, longest_ttl, operation.counters, fingerprint)
     windows = {"window": operation.policy.window, "margin": early_margin(state, operation, op)}
     return Lease(tier, op, tags, length, longest_ttl, operation.counters, fingerprint, **windows)

@@ -89,6 +89,7 @@ class Operation:
         is_batched: Whether its flights load in batches; then the batches are counted and limited.
         lease_length: Seconds until its leases expire unless they are renewed; most loads are shorter.
         lineage: The generations of its function.
+        may_answer_old: As of its policy.
         max_l2_ttl: Seconds that a value of it is in L2 at most.
     """
 
@@ -109,6 +110,7 @@ class Operation:
         "lease_length",
         "lineage",
         "max_l2_ttl",
+        "may_answer_old",
         "name",
         "policy",
         "tags",
@@ -131,6 +133,7 @@ class Operation:
             raise ConfigurationError(message)
         self.name = name
         self.policy = policy
+        self.may_answer_old = policy.may_answer_old
         self.counters = counters
         self.vary = tuple(vary)
         self.tags = tuple(tags)
@@ -292,10 +295,11 @@ class Operation:
         Raises:
             ConfigurationError: the option is a function, and returned something else.
         """
-        life: Any = getattr(self.policy, name)
-        if callable(life):
+        policy = self.policy
+        life: Any = policy.ttl if name == "ttl" else policy.l2_ttl
+        if life.__class__ is not float and life is not None:
             life = self._checked_life(name, cast("Duration | None", life(value)))
-        return None if life is None else life * (1 + self.policy.jitter * (2 * random() - 1))  # noqa: S311  # no secret
+        return None if life is None else life * (1 + policy.jitter * (2 * random() - 1))  # noqa: S311  # no secret
 
     def _checked_life(self, name: str, life: Duration | None) -> float | None:
         if life is None:
