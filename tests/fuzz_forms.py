@@ -15,7 +15,7 @@ import asyncio
 import gc
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
@@ -344,7 +344,7 @@ class Bound:
 
 
 @contextmanager
-def new_garbage() -> Iterator[None]:
+def new_garbage() -> Generator[None]:
     """Let no collection look at what was there before; what is frozen already stays so."""
     was_frozen = gc.get_freeze_count() > 0
     gc.freeze()

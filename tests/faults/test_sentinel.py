@@ -297,6 +297,7 @@ async def test_older_epoch(
     clock.advance(later)
     await hear(scripted, word(epoch, "other"))
 
+    assert scripted._address is not None
     assert believed == (scripted._address[0], scripted.generation)
 
 
