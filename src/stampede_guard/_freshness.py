@@ -81,28 +81,22 @@ class OldValue(NamedTuple):
         return Origin("memory", self.born_at, self.fresh_until, is_stale=True)
 
 
-def origin_in_memory(operation: Operation, slot: Slot) -> Origin:
-    """Return the origin of a fresh value in L1."""
-    return Origin("memory", slot.born_at, _end_of_life(operation, slot))
-
-
-def _end_of_life(operation: Operation, slot: Slot) -> float:
-    """Return the instant at which the life of *slot* is over. With `early` it is due before that."""
-    policy = operation.policy
-    if policy.early is None:
-        return slot.fresh_until
-    return max(slot.fresh_until, slot.stale_until - (policy.stale_if_error or 0.0))
+def origin_in_memory(state: LoopState, op: str, slot: Slot) -> Origin:
+    """Return the origin of a fresh value of *op* in L1."""
+    return Origin("memory", slot.born_at, slot.fresh_until + state.memory.margin(op))
 
 
 def old_in_memory(state: LoopState, operation: Operation, op: str) -> OldValue | None:
     """Return what L1 has of *op* past its life, if a call of *operation* may get it."""
-    slot, policy = state.memory.old(op), operation.policy
-    if slot is None:
-        return None
-    end, last = _end_of_life(operation, slot), slot.stale_until
-    answers_until = end + (policy.stale or 0.0)
-    kept_until = end + policy.window
-    return OldValue(slot.value, slot.born_at, end, min(answers_until, last), min(kept_until, last))
+    slot = state.memory.old(op)
+    return None if slot is None else _old_value(state, operation, op, slot)
+
+
+def _old_value(state: LoopState, operation: Operation, op: str, slot: Slot) -> OldValue:
+    """Return what L1 has of *op*, with the instants that hold for calls of *operation*."""
+    policy, fresh_until, last = operation.policy, slot.fresh_until + state.memory.margin(op), slot.stale_until
+    answers_until = min(fresh_until + (policy.stale or 0.0), last)
+    return OldValue(slot.value, slot.born_at, fresh_until, answers_until, min(fresh_until + policy.window, last))
 
 
 def old_in_store(state: LoopState, operation: Operation, stored: StoredOldValue) -> OldValue:
@@ -126,22 +120,38 @@ def early_margin(state: LoopState, operation: Operation, op: str) -> float:
     return min(operation.early_margin(), longest)
 
 
+def origin_of(state: LoopState, op: str, flight: Flight[Any], kept: Any) -> Origin:
+    """Return the origin of what a caller of *flight* has got, whose op is *op*."""
+    if flight.has_landed_with(kept):
+        if flight.origin is None:  # by a load that L2 has nothing to do with
+            slot, now = state.memory.get(op), state.clock()
+            end = now if slot is None else origin_in_memory(state, op, slot).fresh_until
+            flight.origin = ("load", now, end)
+        return Origin(*flight.origin)
+    interim: OldValue | None = flight.interim
+    if interim is None and flight.old_values is not None:
+        interim = flight.old_values.old
+    return cast("OldValue", interim).origin
+
+
 def last_in_memory(state: LoopState, operation: Operation, op: str) -> OldValue | None:
     """Return what L1 has of *op*, fresh (then this is a refresh) or old."""
     slot = state.memory.get(op)
     if slot is None:
         return old_in_memory(state, operation, op)
-    return OldValue(slot.value, slot.born_at, slot.fresh_until, slot.fresh_until, slot.stale_until)
+    return _old_value(state, operation, op, slot)
 
 
-def answer_in_pause(state: LoopState, operation: Operation, op: str) -> OldValue:
-    """Return the old value of *op*, whose loads have failed.
+def answer_in_pause(state: LoopState, operation: Operation, op: str) -> OldValue | None:
+    """Return the old value of *op*, whose loads have failed; `None` if only the store may have one.
 
     Raises:
         RecentFailure: there is none.
     """
     old, counters = old_in_memory(state, operation, op), operation.counters
     if old is None or state.clock() >= old.kept_until:
+        if state.pauses.may_be_stored(op):
+            return None
         counters.recent_failures += 1
         raise state.pauses.error(op)
     counters.l1_hits += 1
@@ -165,12 +175,17 @@ class Freshness:
         """Let callers of *flight* have the known old value, or *old* if that is younger, as long as it may answer."""
         if old is not None and (self.old is None or old.fresh_until >= self.old.fresh_until):
             self.old = old
-        old, policy = self.old, self._operation.policy
-        if old is None or flight.landed or flight.is_refresh or self._state.clock() >= old.answers_until:
+        policy = self._operation.policy
+        if self.old is None or flight.landed or (flight.is_refresh and policy.stale is None):
             return
-        if policy.stale_wait:
-            flight.release_later(policy.stale_wait, old)
+        if policy.stale_wait and flight.interim is None:
+            flight.release_later(policy.stale_wait, self._release)
         else:
+            self._release(flight)
+
+    def _release(self, flight: Flight[Any]) -> None:
+        old = self.old
+        if old is not None and self._state.clock() < old.answers_until:
             flight.release(old)
 
     def previous(self) -> Previous | None:
@@ -189,19 +204,20 @@ class Freshness:
             self._operation.is_failing = False
             logger.info("%s: loads succeed again", self._operation.name)
 
-    def note_failure(self, op: str, error: Exception, *, has_marker: bool) -> None:
+    def note_failure(self, op: str, error: Exception, *, has_marker: bool, may_be_stored: bool) -> None:
         """Begin a pause after a load of *op* that failed because of unavailability.
 
         Args:
             op: The op id.
             error: The load's.
             has_marker: Whether the store has the pause for the whole cluster.
+            may_be_stored: Whether the store may have an old value.
         """
         operation, pauses = self._operation, self._state.pauses
         longest = operation.policy.longest_pause
         if longest is None:
             return
-        pause = pauses.note_failure(op, error, longest, is_stored=has_marker)
+        pause = pauses.note_failure(op, error, longest, is_stored=has_marker, may_be_stored=may_be_stored)
         if not operation.is_failing:
             operation.is_failing = True
             kind = type(error).__name__

@@ -30,12 +30,12 @@ from ._flights.waiting import check_room, wait_all, wait_one
 from ._freshness import (
     Freshness,
     OldValue,
-    Origin,
     answer_in_pause,
     early_margin,
     last_in_memory,
     old_in_store,
     origin_in_memory,
+    origin_of,
 )
 from ._keys.spec import MAX_OP_LENGTH
 from ._l2.lease import Found, Lease, LeaseLapsed
@@ -157,19 +157,13 @@ class DataPath:
         slot = state.memory.get(op)  # 1
         if slot is not None:
             operation.counters.l1_hits += 1
-            return origin_in_memory(operation, slot).answer(state, operation, op, slot.value)
+            return origin_in_memory(state, op, slot).answer(state, operation, op, slot.value)
         find = bounded(self._find, operation)
         found = find(state, operation, op, load, (), {}, build_tags, build_partition=build_partition)  # 2
         if isinstance(found, OldValue):
             return found.origin.answer(state, operation, op, found.kept)
         kept = await wait_one(found, operation.policy.wait_timeout)
-        if found.origin is None:  # by a load that L2 has nothing to do with
-            slot, now = state.memory.get(op), state.clock()
-            end = now if slot is None else origin_in_memory(operation, slot).fresh_until
-            found.origin = ("load", now, end)
-        interim: OldValue | None = found.interim
-        origin = Origin(*found.origin) if interim is None or kept is not interim.kept else interim.origin
-        return origin.answer(state, operation, op, kept)
+        return origin_of(state, op, found, kept).answer(state, operation, op, kept)
 
     async def get(
         self,
@@ -224,7 +218,7 @@ class DataPath:
             else:
                 answers[position] = operation.for_caller(found)
         if flights:
-            landed = await wait_all(tuple(flights.values()), operation.policy.wait_timeout)
+            landed = await wait_all(tuple(flights.values()), operation.policy.wait_timeout, takes_old=not is_refresh)
             for position, kept in zip(flights, landed, strict=True):
                 answers[position] = operation.for_caller(kept)
         shaped = shape(answers)
@@ -296,7 +290,7 @@ class DataPath:
         state = self._states.running()
         how: Any = {"is_refresh": True, "replaces": replaces, "build_partition": build_partition}
         flight = bounded(self.join_or_launch, operation)(state, operation, op, load, (), {}, build_tags, **how)  # 2
-        value: T = operation.for_caller(await wait_one(flight, operation.policy.wait_timeout))
+        value: T = operation.for_caller(await wait_one(flight, operation.policy.wait_timeout, takes_old=False))
         if replaces:
             await _check_replaced({op: flight}, value)
         return value
@@ -313,7 +307,9 @@ class DataPath:
             RecentFailure: a load failed a moment ago, and there is no old value.
         """
         if op not in state.board.flights and state.pauses.is_on(op):
-            return answer_in_pause(state, operation, op)
+            known = answer_in_pause(state, operation, op)
+            if known is not None:
+                return known
         flight = self.join_or_launch(state, operation, op, *call, **how)
         old: OldValue | None = flight.interim
         if old is None or state.clock() >= old.answers_until:
@@ -520,7 +516,7 @@ class FlightLoad:
         self, flight: Flight[Any], kept: Any, payload: bytes | None, life: float | None, *, is_latest: bool = True
     ) -> None:
         """Put what was loaded into L1, unless something later is known."""
-        if self._freshness is not None:
+        if self._freshness is not None and not flight.landed:
             self._freshness.note_success(flight.op)
         may_put = is_latest and self._may_put(flight)  # asked before a refresh begins another epoch
         if flight.is_refresh:
@@ -551,12 +547,25 @@ class FlightLoad:
             answer = await self._wait_for_other_process(flight, lease, backplane)  # 4
         if isinstance(answer, Found):
             return answer
-        if answer == "backoff" and self._freshness is not None:
-            self._state.pauses.note_told(flight.op, lease.left, lease.paused_for)
-            raise self._state.pauses.error(flight.op)
+        if self._freshness is not None:
+            self._heed_pause(flight, lease, self._freshness, answer)
         if answer != "unavailable" and not lease.was_undecodable:
             operation.counters.l2_misses += 1
         return None
+
+    def _heed_pause(self, flight: Flight[Any], lease: Lease, freshness: Freshness, answer: str) -> None:
+        """Note the pause that L2 tells of.
+
+        Raises:
+            RecentFailure: that one is on; or the one that this process knows of, if L2 has not granted the load.
+        """
+        pauses = self._state.pauses
+        if answer == "backoff":
+            is_known = freshness.old is not None
+            pauses.note_told(flight.op, lease.left, lease.paused_for, may_be_stored=is_known)
+        is_granted = answer == "own" and lease.is_arbitrated
+        if answer == "backoff" or (not is_granted and pauses.lasts(flight.op)):
+            raise pauses.error(flight.op)
 
     def _offer_stored(self, flight: Flight[Any], lease: Lease) -> None:
         """Let callers of *flight*, and new ones, have the old value that L2 has, if it may be an answer."""
@@ -570,6 +579,7 @@ class FlightLoad:
             now = state.clock()
             fresh = min(old.fresh_until - now, 0.0)
             how: Any = {"stale": old.kept_until - now - fresh, "age": now - old.born_at}
+            how |= {"margin": max(old.fresh_until - now, 0.0)}
             how |= {"size": len(lease.old.payload), "max_share": operation.policy.max_share}
             state.memory.put(flight.op, old.kept, fresh, flight.tags, self._generation, **how)
 
@@ -686,9 +696,20 @@ class FlightLoad:
             self.close()
         return (self._put_found(flight, answer),) if isinstance(answer, Found) else None
 
+    @property
+    def old(self) -> OldValue | None:
+        """The old value, if one is known."""
+        return None if self._freshness is None else self._freshness.old
+
     def previous(self) -> Previous | None:
         """Return what the loader is told of the old value."""
         return None if self._freshness is None else self._freshness.previous()
+
+    def replace_timeout(self, error: Exception) -> tuple[Any] | None:
+        """Return the old value in a tuple of one, if a caller gets that in place of its own time-out."""
+        policy = self._operation.policy
+        old = self._freshness.rescuer() if self._freshness and isinstance(error, policy.stale_on) else None
+        return None if old is None else (old.kept,)
 
     def rescue(self, flight: Flight[Any], error: Exception) -> tuple[Any] | None:
         """Return the old value in a tuple of one, if *flight* has failed with *error* and that is the answer then."""
@@ -699,12 +720,15 @@ class FlightLoad:
             return None
         # Else another load has failed, or there was no slot: no load began.
         if flight.will_load and not isinstance(error, Overloaded):
-            has_marker = lease is not None and lease.is_owned and policy.longest_pause is not None
-            if has_marker and lease is not None:
-                lease.failure = LoadFailure(FIRST_PAUSE, cast("float", policy.longest_pause), type(error).__name__)
-            freshness.note_failure(flight.op, error, has_marker=has_marker)
+            has_marker = may_be_stored = False
+            if lease is not None and policy.longest_pause is not None:
+                has_marker = lease.is_owned and lease.is_arbitrated
+                may_be_stored = freshness.old is not None or lease.is_store_unavailable
+                lease.failure = LoadFailure(FIRST_PAUSE, policy.longest_pause, type(error).__name__)
+            freshness.note_failure(flight.op, error, has_marker=has_marker, may_be_stored=may_be_stored)
         # All that wait began before any invalidation, so that they may have what was true then.
-        if flight.is_refresh or (old := freshness.rescuer()) is None:
+        old = freshness.rescuer() if policy.may_answer_old else None
+        if old is None:
             return None
         flight.origin = old.origin
         return (old.kept,)
@@ -752,13 +776,13 @@ class FlightLoad:
         if life is None:
             state.memory.drop(flight.op)  # not what is older either
         else:
-            fresh, stale = min(life, longest), 0.0
+            fresh, stale, early = min(life, longest), 0.0, 0.0
             if operation.may_answer_old:
                 early = min(operation.early_margin(), fresh / 2)
                 fresh -= early
                 stale = min(early + operation.policy.window, kept_left - fresh)
             size, share = None if payload is None else len(payload), operation.policy.max_share
-            state.memory.put(flight.op, kept, fresh, flight.tags, self._generation, stale, age, size, share)
+            state.memory.put(flight.op, kept, fresh, flight.tags, self._generation, stale, age, size, share, early)
         if self._lease is not None and state.tracking is not None:
             state.tracking.remember(flight.op, self._lease.stored_by)
 

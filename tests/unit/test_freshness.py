@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import Any, Unpack
 
 import pytest
-from waiting import eventually
+from waiting import eventually, ticks
 
 from stampede_guard import (
     Coalesced,
@@ -14,6 +14,7 @@ from stampede_guard import (
     Guard,
     Previous,
     RecentFailure,
+    WaitTimeout,
     coalesce,
     coalesce_many,
     previous,
@@ -544,3 +545,277 @@ async def test_previous(clock: ManualClock) -> None:
 
     assert [None, ("soup", 3, 4), ("soup!", 12, 5)] == told
     assert "soup!!" == await load(7)
+
+
+async def test_end_of_the_window_during_a_wait(kitchen: Kitchen, clock: ManualClock) -> None:
+    """Callers that still wait when the window ends get the new value, not the old one when `stale_wait` is over."""
+    load = served(kitchen, clock, stale=60, stale_wait=0.001)
+    await load(7)
+    clock.advance(69)
+    gate = Gate()
+    kitchen.gates = [gate]
+    waiting = asyncio.ensure_future(load(7))
+    await gate.arrivals(1)
+    clock.advance(1)
+    await asyncio.sleep(0.01)
+    gate.open()
+
+    assert "dish 2" == await waiting
+
+
+@pytest.mark.parametrize("how", ["refresh", "fresh"])
+async def test_stale_answers_while_a_refresh_is_up(how: str, kitchen: Kitchen, clock: ManualClock) -> None:
+    """A call gets the old value at once while a refresh is up; the caller of the refresh does not."""
+    load = served(kitchen, clock, stale=60)
+    await load(7)
+    clock.advance(11)
+    gate = Gate()
+    kitchen.gates = [gate]
+    refresh = asyncio.ensure_future(getattr(load, how)(7))
+    await gate.arrivals(1)
+
+    assert "dish 1" == await asyncio.wait_for(load(7), 5)
+    assert not refresh.done()
+    gate.open()
+    assert "dish 2" == await refresh
+
+
+@pytest.mark.parametrize("leaves_first", [False, True])
+@pytest.mark.parametrize("how", ["refresh", "fresh"])
+async def test_failed_refresh_and_other_calls(
+    how: str, leaves_first: bool, kitchen: Kitchen, clock: ManualClock
+) -> None:
+    """When a refresh fails, calls that joined it get the old value, and callers of the refresh its error."""
+    load = served(kitchen, clock, stale_if_error=60)
+    await load(7)
+    clock.advance(11)
+    gate = Gate()
+    kitchen.gates, kitchen.error = [gate], OSError()
+    calls = [load(7), getattr(load, how)(7)] if leaves_first else [load(7)]
+    refresh = asyncio.ensure_future(getattr(load, how)(7))
+    joined = [asyncio.ensure_future(call) for call in calls]
+    await gate.arrivals(1)
+    await ticks(3)
+    gate.open()
+
+    with pytest.raises(OSError, match=r"^$"):
+        await refresh
+    first, *others = await asyncio.gather(*joined, return_exceptions=True)
+    assert "dish 1" == first
+    assert all(isinstance(each, OSError) for each in others)
+
+
+async def test_refresh_of_many_gets_no_old_value(clock: ManualClock) -> None:
+    """A refresh of many ids waits for new values while calls get the old ones, and raises if there are none."""
+    gates: list[Gate] = []
+    error: list[Exception] = []
+
+    @coalesce_many("menu-{menu_id}", guard=Guard(clock=clock), ttl=10, jitter=0, stale=60)
+    async def load(menu_ids: list[int]) -> dict[int, int]:
+        for gate in gates:
+            await gate.passage()
+        for each in error:
+            raise each
+        return dict.fromkeys(menu_ids, len(gates))
+
+    await load([1, 2])
+    clock.advance(11)
+    for wrong in (None, OSError()):
+        gates.append(Gate())
+        error = [wrong] if wrong else []
+        refresh = asyncio.ensure_future(load.refresh([1, 2]))
+        await gates[0].arrivals(len(gates))
+        if wrong is None:
+            assert {1: 0, 2: 0} == await load([1, 2])
+        for gate in gates:
+            gate.open()
+        if wrong is None:
+            assert {1: 1, 2: 1} == await refresh
+        else:
+            with pytest.raises(OSError, match=r"^$"):
+                await refresh
+
+
+async def test_many_after_a_wait(clock: ManualClock) -> None:
+    """When `stale_wait` is over, a call for many ids gets the old values."""
+    gate = Gate()
+    gate.open()
+
+    @coalesce_many("menu-{menu_id}", guard=Guard(clock=clock), ttl=10, jitter=0, stale=60, stale_wait=0.001)
+    async def load(menu_ids: list[int]) -> dict[int, float]:
+        now = clock()
+        await gate.passage()
+        return dict.fromkeys(menu_ids, now)
+
+    first = await load([1, 2])
+    clock.advance(11)
+    gate = Gate()
+
+    assert first == await load([1, 2])
+    gate.open()
+    await eventually(lambda: not load.guard.stats().in_flight)
+    assert first != await load([1, 2])
+
+
+@pytest.mark.parametrize("many", [False, True])
+async def test_time_out_of_a_waiter(many: bool, kitchen: Kitchen, clock: ManualClock) -> None:
+    """A caller whose `wait_timeout` is over gets the old value, but for one that asks for a new value."""
+    gate = Gate()
+    options: Options = {"ttl": 10, "jitter": 0, "stale_if_error": 60, "wait_timeout": 0.001}
+
+    @coalesce_many("many-{menu_id}", guard=Guard(clock=clock), **options)
+    async def load_many(menu_ids: list[int]) -> dict[int, str]:
+        return {menu_id: await kitchen.cook(menu_id) for menu_id in menu_ids}
+
+    load = served(kitchen, clock, **options)
+    one = load_many.one if many else load
+    await one(7)
+    clock.advance(11)
+    kitchen.gates = [gate, gate]
+
+    if many:
+        assert {7: "dish 1"} == await load_many([7])
+    answer = await one.answer(7)
+    assert ("dish 1", True, 11) == (answer.value, answer.is_stale, answer.age)
+    with pytest.raises(WaitTimeout):
+        await one.refresh(7)
+    clock.advance(60)
+    with pytest.raises(WaitTimeout):
+        await one(7)
+    gate.open()
+    await eventually(lambda: not one.guard.stats().in_flight)
+
+
+async def test_time_out_that_is_no_unavailability(kitchen: Kitchen, clock: ManualClock) -> None:
+    """It does not if `stale_on` has no time-outs."""
+    load = served(kitchen, clock, stale_if_error=60, stale_on=ConnectionError, wait_timeout=0.001)
+    await load(7)
+    clock.advance(11)
+    gate = Gate()
+    kitchen.gates = [gate]
+
+    with pytest.raises(WaitTimeout):
+        await load(7)
+    gate.open()
+
+
+async def test_late_success_ends_no_pause(kitchen: Kitchen, clock: ManualClock) -> None:
+    """A load that ignores its cancellation and succeeds after its time does not end the pause."""
+    load = served(kitchen, clock, stale_if_error=600, load_timeout=0.001)
+    await load(7)
+    clock.advance(11)
+    gate = Gate()
+
+    async def cook(menu_id: int) -> str:
+        kitchen.loads += 1
+        while True:
+            try:
+                await gate.passage()
+            except asyncio.CancelledError:
+                continue
+            return "late"
+
+    vars(kitchen)["cook"] = cook
+    assert "dish 1" == await load(7)
+    gate.open()
+    await ticks(9)
+
+    assert "dish 1" == await load(7)
+    assert 2 == kitchen.loads
+
+
+async def test_expire_of_what_is_refreshed_early(kitchen: Kitchen, clock: ManualClock) -> None:
+    """With `early` alone there is no old value after `expire`; with `stale_if_error` it answers errors only."""
+    for options in ({}, {"stale_if_error": 60}):
+        kitchen.error = None
+        load = served(kitchen, clock, early=1.0, **options)  # type: ignore[typeddict-item]
+        load._operation.note_load(100.0)
+        first = await load(7)
+        clock.advance(2)
+        await load.expire(7)
+        second = await load(7)
+        assert first != second
+        clock.advance(7)  # it is due, and not over
+        await load.expire(7)
+        kitchen.error = OSError()
+        if options:
+            assert second == await load(7)
+            clock.advance(60)
+        with pytest.raises((OSError, RecentFailure)):
+            await load(7)
+
+
+async def test_value_that_stays_the_same(clock: ManualClock) -> None:
+    """An answer that is loaded anew is no old one, though its value is the same object."""
+    gate = Gate()
+
+    @coalesce(guard=Guard(clock=clock), ttl=10, jitter=0, stale=60)
+    async def load(menu_id: int) -> str:
+        old: Any = previous()
+        if old is None:
+            return "soup"
+        await gate.passage()
+        return str(old.value)
+
+    await load(7)
+    clock.advance(69)
+    await load(7)
+    clock.advance(2)
+    waiting = asyncio.ensure_future(load.answer(7))
+    await gate.arrivals(1)
+    gate.open()
+
+    answer = await waiting
+    assert ("soup", "load", False, 0) == (answer.value, answer.source, answer.is_stale, answer.age)
+
+
+async def test_refreshes_within_a_load_take_slots(clock: ManualClock) -> None:
+    """A load that holds a slot does not wait for the refreshes that it starts, so that they queue for slots."""
+    guard = Guard(clock=clock, max_loads=1)
+    gates: list[Gate] = []
+
+    @coalesce("dish-{dish}", guard=guard, ttl=10, jitter=0, stale=60)
+    async def load_dish(dish: int) -> int:
+        for gate in gates:
+            await gate.passage()
+        return dish
+
+    @coalesce(guard=guard)
+    async def load_menu() -> list[int]:
+        return [await load_dish(dish) for dish in range(4)]
+
+    await load_menu()
+    clock.advance(11)
+    gates.append(Gate())
+
+    assert [0, 1, 2, 3] == await load_menu()
+    await ticks(9)
+    assert 1 == gates[0].arrived
+    gates[0].open()
+    await eventually(lambda: not guard.stats().in_flight)
+    assert 4 == gates[0].arrived
+
+
+async def test_caller_that_leaves_as_others_are_released(kitchen: Kitchen, clock: ManualClock) -> None:
+    """A caller that is cancelled in the tick of a release is counted out once, and abandons no load of others."""
+    load = served(kitchen, clock, stale=10, stale_wait=3_600, on_abandon="cancel")
+    await load(7)
+    clock.advance(11)
+    gate = Gate()
+    kitchen.gates = [gate]
+    waiting = asyncio.ensure_future(load(7))
+    await gate.arrivals(1)
+    flight = load.guard._states.running().board.flights[load.key(7)]
+    hasty, patient = flight.join(), flight.join()
+    assert hasty is not None
+    assert patient is not None
+    hasty.cancel()
+    flight.release(flight.old_values.old)  # type: ignore[union-attr]
+    later = flight.join()
+    assert later is not None
+    for waiter in (hasty, patient):
+        flight.leave(waiter)
+
+    assert (1, False, "dish 1") == (flight.present, flight.landed, await waiting)
+    flight.leave(later)
+    assert flight.landed

@@ -11,7 +11,7 @@ from leasing import LeasingDouble, Server
 from waiting import eventually
 
 from stampede_guard import Answer, Guard, Previous, RecentFailure, coalesce, previous
-from stampede_guard.testing import Gate, ManualClock
+from stampede_guard.testing import FaultStore, Gate, ManualClock
 
 pytestmark = pytest.mark.usefixtures("no_echoes")
 
@@ -263,3 +263,76 @@ async def test_previous_in_another_process(start: Start, clock: ManualClock) -> 
     await two.rest()
 
     assert [None, ("soup 1", 3, 6), ("soup 2", 12, 6)] == row.told
+
+
+@pytest.mark.parametrize("options", [{}, {"ttl": 5}], ids=["L2 alone", "both tiers"])
+async def test_pauses_with_a_plain_store(clock: ManualClock, options: Any) -> None:
+    """A plain store has no markers: pauses are the process's own, as long as others, and its old values answer."""
+    row, store = Row(), FaultStore(clock)
+    async with Guard(lambda: store, clock=clock) as guard:
+        given: dict[str, Any] = {"l2_ttl": 10, "jitter": 0, "stale_if_error": 3600, **options}
+
+        @coalesce("menu-{menu_id}", guard=guard, **given)
+        async def load(menu_id: int) -> str:
+            return await row.load()
+
+        await load(7)
+        row.error = ConnectionRefusedError()
+        clock.advance(11)
+        for _ in range(180):
+            assert ["soup 1"] * 2 == [await load(7), await load(7)]
+            clock.advance(1)
+        assert 7 <= row.loads - 1 <= 12
+
+
+async def test_pause_without_memory(start: Start, clock: ManualClock) -> None:
+    """During a pause the old value is the answer, though it is in the store alone."""
+    a, b, row = await start(stale_if_error=3600)
+    await a.load(7)
+    row.error = ConnectionRefusedError()
+    clock.advance(11)
+
+    assert ["soup 1"] * 6 == [await each.load(7) for each in (a, a, a, b, b, b)]
+    assert 2 == row.loads
+
+
+async def test_pause_while_the_store_is_down(start: Start, clock: ManualClock) -> None:
+    """A process keeps to the pause that it knows of while it cannot ask whether that is over."""
+    a, _, row = await start(error_backoff=30)
+    row.error = ConnectionRefusedError()
+    while row.loads < 3:
+        with pytest.raises((ConnectionRefusedError, RecentFailure)):
+            await a.load(7)
+        clock.advance(1.2)
+    a.store.error = ConnectionError("gone")
+
+    for _ in range(3):
+        with pytest.raises(RecentFailure):
+            await a.load(7)
+        clock.advance(0.9)
+    assert 3 == row.loads
+
+
+async def test_early_margin_is_shorter_than_a_life(start: Start, clock: ManualClock) -> None:
+    """However long loads take, what was just stored is not due for a refresh."""
+    a, b, row = await start(early=1.0)
+    for each in (a, b):
+        each.load._operation.note_load(1_000.0)
+    for _ in range(3):
+        assert ["soup 1"] * 2 == [await a.load(7), await b.load(7)]
+        clock.advance(1)
+    assert 1 == row.loads
+
+
+async def test_stale_answers_while_a_refresh_reads_the_store(start: Start, clock: ManualClock) -> None:
+    """A call gets the old value of the store while a refresh is up, which gets the new one."""
+    a, _, row = await start(stale=60)
+    await a.load(7)
+    clock.advance(11)
+    row.gate = Gate()
+    refresh = asyncio.ensure_future(a.load.refresh(7))
+    await row.gate.arrivals(1)
+
+    assert "soup 1" == await asyncio.wait_for(a.load(7), 5)
+    row.gate.open()
+    assert "soup 2" == await refresh

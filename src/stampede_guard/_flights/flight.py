@@ -74,6 +74,14 @@ class OldValues(Protocol[T]):
         """Return what to land with instead of *error*, in a tuple of one; `None` to land with the error."""
         ...
 
+    def replace_timeout(self, error: Exception) -> tuple[T] | None:
+        """Return what a caller gets instead of *error*, its own time-out, in a tuple of one; `None` for the error."""
+        ...
+
+    @property
+    def old(self) -> Any:
+        """That value with its instants, if it is known."""
+
     def previous(self) -> Any:
         """Return what the loader is told of that value."""
         ...
@@ -143,6 +151,8 @@ class Flight(Generic[T]):
     # and finding one in the list would take time.
     _waiters: list[asyncio.Future[str]] = field(default_factory=list)
     _present: int = 0
+    _only_new: frozenset[asyncio.Future[str]] = frozenset()  # those of them that take no old value
+    _is_rescued: bool = False  # the others get an old value in place of the failure
     _was_joined: bool = False
     is_noted: bool = False  # an argument cache leads to it
     _value: Any = None
@@ -292,7 +302,7 @@ class Flight(Generic[T]):
         if self._read_done is not None and not self._read_done.done():
             self._read_done.set_result(None)
 
-    def join(self) -> asyncio.Future[str] | None:
+    def join(self, *, takes_old: bool = True) -> asyncio.Future[str] | None:
         """Return a waiter, for a call that leaves it again; `None` if the flight has landed."""
         self._was_joined = True
         if self.landed:
@@ -300,6 +310,8 @@ class Flight(Generic[T]):
         waiter: asyncio.Future[str] = self.loop.create_future()
         self._waiters.append(waiter)
         self._present += 1
+        if not takes_old:
+            self._only_new |= {waiter}
         return waiter
 
     def leave(self, waiter: asyncio.Future[str]) -> None:
@@ -309,46 +321,65 @@ class Flight(Generic[T]):
             return
         self._present -= 1
         waiter.cancel()  # unless it is done: its place in the list is free
+        if self._only_new:
+            self._only_new -= {waiter}
         if len(self._waiters) > 2 * self._present + _FEW:
             self._waiters = [each for each in self._waiters if not each.done()]
         if not self._present and not self.landed and self.on_abandon == "cancel":
             self.abort(LoadCancelled(f"{self.op}: all its callers have left"))
 
     def release(self, interim: Interim) -> None:
-        """Answer those that wait with an old value; new callers look at `interim`. The load goes on."""
-        if not self.landed:
-            self.interim = interim
-            self._wake_all(RELEASED)
-            self._present, self._was_joined = 0, False
+        """Answer those that take one with an old value; new callers look at `interim`. The load goes on."""
+        self.interim = interim
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if waiter in self._only_new:
+                self._waiters.append(waiter)
+            elif not waiter.done():  # else its caller was cancelled in this very tick, and leaves later
+                waiter.set_result(RELEASED)
+                self._present -= 1
+        if not self._present:
+            self._was_joined = False
+            if not self.will_load:  # it was to skip the queue for a load with a slot, which waits no more
+                self.skips_queue = False
 
-    def release_later(self, delay: float, interim: Interim) -> None:
-        """Do so in *delay* seconds, unless the flight has landed by then."""
-        if self._release_timer is not None:
-            self._release_timer.cancel()
-        self._release_timer = self.loop.call_later(delay, self.release, interim, context=Context())
+    def release_later(self, delay: float, release: "Callable[[Flight[T]], object]") -> None:
+        """Call *release* in *delay* seconds, unless the flight has landed by then; the first such call counts."""
+        if self._release_timer is None:
+            self._release_timer = self.loop.call_later(delay, release, self, context=Context())
 
-    def _wake_all(self, why: str) -> None:
+    def _wake_all(self) -> None:
         waiters, self._waiters = self._waiters, []
         for waiter in waiters:
             if not waiter.done():  # its caller was cancelled in this very tick
-                waiter.set_result(why)
+                waiter.set_result(LANDED)
 
     @property
     def present(self) -> int:
         """How many waiters it has."""
         return self._present
 
-    @property
-    def has_failed(self) -> bool:
-        """Whether it has landed with an error."""
-        return self._failure is not None
+    def has_failed(self, *, takes_old: bool) -> bool:
+        """Whether it has landed with an error, for a waiter that takes an old value or none."""
+        return self._failure is not None and not (takes_old and self._is_rescued)
 
-    def answer(self) -> T:
+    def has_landed_with(self, kept: object) -> bool:
+        """Whether it has landed with *kept* as its value."""
+        return self.landed and self._value is kept and not self.has_failed(takes_old=True)
+
+    def answer(self, *, takes_old: bool = True) -> T:
         """Return what it has landed with, or raise it, for a waiter that has left."""
         if self._failure is not None:
-            raise self._failure_of_one()
+            if not (takes_old and self._is_rescued):
+                raise self._failure_of_one()
+            if not self._present:
+                self._failure = None  # as in `_failure_of_one`
         value: T = self._value
         return value
+
+    def replace_timeout(self, error: Exception) -> tuple[T] | None:
+        """Return what a waiter that takes an old value gets in place of *error*, its time-out, in a tuple of one."""
+        return None if self.old_values is None else self.old_values.replace_timeout(error)
 
     def _failure_of_one(self) -> Exception:
         """Return the error for a waiter that has left the others."""
@@ -425,11 +456,7 @@ class Flight(Generic[T]):
     def _land(self, value: T | None, error: Exception | None) -> None:
         if self.landed:
             return
-        if error is not None:
-            self.counters.failures += 1
-            rescued = None if self.old_values is None else self.old_values.rescue(self, error)
-            if rescued is not None:
-                value, error = rescued[0], None
+        rescued = None if error is None else self._rescue(error)
         self.old_values = None  # it holds what the load held
         self.landed = True
         if self._release_timer is not None:
@@ -438,14 +465,19 @@ class Flight(Generic[T]):
         self.counters.in_flight -= 1
         if self._was_joined and not self._present:
             self.counters.abandoned += 1
-        if error is None:
-            self._value = value
+        self._value = value if rescued is None else rescued[0]
+        self._is_rescued = rescued is not None
+        if error is None or (rescued is not None and not (self.is_refresh or self._only_new)):
             self._present = 0  # waiters need not leave one by one
         else:
             self._failure = Failure(error)
-        self._wake_all(LANDED)
+        self._wake_all()
         if self.next_turn is not None and not self.next_turn.done():  # cancelled with the flight behind
             self.next_turn.set_result(None)
+
+    def _rescue(self, error: Exception) -> tuple[T] | None:
+        self.counters.failures += 1
+        return None if self.old_values is None else self.old_values.rescue(self, error)
 
     def __repr__(self) -> str:
         return f"<Flight {self.op} {self._present} waiters{', landed' if self.landed else ''}>"

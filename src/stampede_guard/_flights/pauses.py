@@ -29,6 +29,7 @@ class Pause(NamedTuple):
         recheck_at: Instant from which on the store may know better.
         kind: Name of the error's type.
         error: A copy of the error; `None` if the load was another process's.
+        may_be_stored: Whether the store may have an old value.
     """
 
     failures: int
@@ -36,6 +37,7 @@ class Pause(NamedTuple):
     recheck_at: float
     kind: str
     error: Exception | None
+    may_be_stored: bool = False
 
 
 class Pauses:
@@ -51,26 +53,30 @@ class Pauses:
         self._clock = clock
         self._pauses: dict[str, Pause] = {}
 
-    def note_failure(self, op: str, error: Exception, longest: float, *, is_stored: bool = False) -> float:
+    def note_failure(
+        self, op: str, error: Exception, longest: float, *, is_stored: bool = False, may_be_stored: bool = False
+    ) -> float:
         """Begin the next pause of *op*, whose load failed with *error*; return its seconds, about *longest* at most.
 
-        If the pause *is_stored*, the store is asked once a second whether another process has ended it.
+        If the pause *is_stored*, the store is asked once a second whether another process has ended it. An old value
+        *may_be_stored*.
         """
         last = self._pauses.get(op)
         failures = 0 if last is None or self._clock() > last.ends_at + REMEMBERED else last.failures
         seconds = min(FIRST_PAUSE * 2.0**failures, longest) * (1 + _SPREAD * random())  # noqa: S311  # no secret
         now, longest_wait = self._clock(), _RECHECK if is_stored else inf
         kind, copied = type(error).__name__, bare_copy(error)
-        self._note(op, Pause(failures + 1, now + seconds, now + min(seconds, longest_wait), kind, copied))
+        recheck_at = now + min(seconds, longest_wait)
+        self._note(op, Pause(failures + 1, now + seconds, recheck_at, kind, copied, may_be_stored))
         return seconds
 
-    def note_told(self, op: str, seconds: float, kind: str) -> None:
+    def note_told(self, op: str, seconds: float, kind: str, *, may_be_stored: bool = False) -> None:
         """Note that *op* pauses for *seconds*, as the store tells, after an error whose type has the name *kind*."""
         last = self._pauses.get(op)
         error = None if last is None or last.kind != kind else last.error
         failures = 1 if last is None else last.failures
         now = self._clock()
-        self._note(op, Pause(failures, now + seconds, now + min(seconds, _RECHECK), kind, error))
+        self._note(op, Pause(failures, now + seconds, now + min(seconds, _RECHECK), kind, error, may_be_stored))
 
     def _note(self, op: str, pause: Pause) -> None:
         if op not in self._pauses and len(self._pauses) >= _ROOM:
@@ -81,6 +87,15 @@ class Pauses:
         """Whether no load of *op* may begin now."""
         pause = self._pauses.get(op)
         return pause is not None and self._clock() < pause.recheck_at
+
+    def lasts(self, op: str) -> bool:
+        """Whether no load of *op* may begin that the store has not granted."""
+        pause = self._pauses.get(op)
+        return pause is not None and self._clock() < pause.ends_at
+
+    def may_be_stored(self, op: str) -> bool:
+        """Whether the store may have an old value of *op*, which pauses."""
+        return self._pauses[op].may_be_stored
 
     def forget(self, op: str) -> None:
         """Let a load of *op* begin, as if none had failed."""

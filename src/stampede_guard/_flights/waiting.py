@@ -21,10 +21,15 @@ _GAVE_UP = "gave up"  # what a timeout wakes a waiter with; a circle wakes it wi
 _CHECKS = (0.05, 1.0)  # seconds between checks whether a wait is part of a circle, first and longest
 
 
-async def wait_one(flight: Flight[T], timeout: float | None = None) -> T:  # noqa: ASYNC109  # one waiter's, not the load's
+async def wait_one(
+    flight: Flight[T],
+    timeout: float | None = None,  # noqa: ASYNC109  # one waiter's, not the load's
+    *,
+    takes_old: bool = True,
+) -> T:
     """Wait for the answer of *flight*, at most *timeout* seconds; leaving disturbs no other waiter.
 
-    The answer is an old value if the flight is released with one.
+    If the caller *takes_old* values, the answer is one where the flight is released with it, or has failed.
 
     Raises:
         WaitTimeout: the time ran out.
@@ -32,7 +37,7 @@ async def wait_one(flight: Flight[T], timeout: float | None = None) -> T:  # noq
         LoadError: the flight ended without an answer.
         Exception: the loader's own error, an object of this waiter's own.
     """
-    waiter = flight.join()
+    waiter = flight.join(takes_old=takes_old)
     if waiter is not None:  # few names: ten thousand waiters have as many of each
         outer = None if current_flight.get() is None else _begin_wait(waiter, flight)
         timer = None if timeout is None else flight.loop.call_later(timeout, _give_up, (waiter,))
@@ -41,24 +46,29 @@ async def wait_one(flight: Flight[T], timeout: float | None = None) -> T:  # noq
             if woken is RELEASED:
                 return cast("T", flight.interim.kept)
             if woken is not LANDED:
-                raise _without_answer(flight, waiter, timeout)
+                return _old_or_error(flight, waiter, timeout, takes_old=takes_old)
         finally:
             flight.leave(waiter)
             if outer is not None:
                 _end_wait(waiter, outer)
             if timer is not None:
                 timer.cancel()
-    return flight.answer()
+    return flight.answer(takes_old=takes_old)
 
 
-async def wait_all(flights: Sequence[Flight[Any]], timeout: float | None = None) -> list[Any]:  # noqa: ASYNC109
+async def wait_all(
+    flights: Sequence[Flight[Any]],
+    timeout: float | None = None,  # noqa: ASYNC109
+    *,
+    takes_old: bool = True,
+) -> list[Any]:
     """Wait for several flights as `wait_one` does for one; return their answers.
 
     Raises:
         Exception: the error of the first that failed, in their order; the others are left.
     """
     released: dict[Flight[Any], Any] = {}
-    with _joined(flights) as joined:
+    with _joined(flights, takes_old=takes_old) as joined:
         timer = None
         if timeout is not None:
             timer = asyncio.get_running_loop().call_later(timeout, _give_up, tuple(joined))
@@ -68,13 +78,13 @@ async def wait_all(flights: Sequence[Flight[Any]], timeout: float | None = None)
                 if woken is RELEASED:
                     released[flight] = flight.interim.kept
                 elif woken is not LANDED:
-                    raise _without_answer(flight, waiter, timeout)
-                elif flight.has_failed:
+                    released[flight] = _old_or_error(flight, waiter, timeout, takes_old=takes_old)
+                elif flight.has_failed(takes_old=takes_old):
                     break
         finally:
             if timer is not None:
                 timer.cancel()
-    return [released[flight] if flight in released else flight.answer() for flight in flights]
+    return [released[flight] if flight in released else flight.answer(takes_old=takes_old) for flight in flights]
 
 
 def check_room(flight: Flight[Any], max_waiters: int, counters: Counters) -> None:
@@ -97,13 +107,13 @@ def check_room(flight: Flight[Any], max_waiters: int, counters: Counters) -> Non
 
 
 @contextmanager
-def _joined(flights: Sequence[Flight[Any]]) -> Generator[dict[Any, Flight[Any]]]:
+def _joined(flights: Sequence[Flight[Any]], *, takes_old: bool) -> Generator[dict[Any, Flight[Any]]]:
     """Join those that are up, all at once, because a flight without waiters may be abandoned."""
     joined: dict[Any, Flight[Any]] = {}
     outer: Flight[Any] | None = None
     try:
         for flight in flights:
-            waiter = flight.join()
+            waiter = flight.join(takes_old=takes_old)
             if waiter is not None:
                 joined[waiter] = flight
                 outer = _begin_wait(waiter, flight)
@@ -121,6 +131,15 @@ def _give_up(waiters: Sequence[asyncio.Future[str]]) -> None:
     for waiter in waiters:
         if not waiter.done():  # its caller was cancelled in this very tick
             waiter.set_result(_GAVE_UP)
+
+
+def _old_or_error(flight: Flight[T], waiter: asyncio.Future[str], timeout: float | None, *, takes_old: bool) -> T:
+    """Return the old value that is the answer to a *waiter* that was woken before the landing, or raise its error."""
+    error = _without_answer(flight, waiter, timeout)
+    replaced = flight.replace_timeout(error) if takes_old and isinstance(error, WaitTimeout) else None
+    if replaced is None:
+        raise error
+    return replaced[0]
 
 
 def _without_answer(flight: Flight[Any], waiter: asyncio.Future[str], timeout: float | None) -> StampedeGuardError:

@@ -234,7 +234,7 @@ class Lease:
         try:
             await self._settle()
             self._generation = self._tier.store.generation
-            if self._is_arbitrated:
+            if self.is_arbitrated:
                 result = await self._acquire()
                 self.old = None if decode is None else self._unseal_old(result, decode)
                 self._apply_result(result)
@@ -254,7 +254,8 @@ class Lease:
             self._release(self._token, is_sure=False, is_due=had_pending or isinstance(why, TimeoutError))
 
     @property
-    def _is_arbitrated(self) -> bool:
+    def is_arbitrated(self) -> bool:
+        """Whether the store has leases, so that it says which flight loads."""
         return "leases" in self._tier.capabilities
 
     def _apply_result(self, result: AcquireResult) -> Literal["own", "wait", "alone", "backoff"]:
@@ -262,7 +263,7 @@ class Lease:
         self.left = result.left
         self.paused_for = result.failure
         self._is_lost, self.is_owned = False, result.kind == "own"
-        if self.is_owned and self._held is None and self._is_arbitrated:
+        if self.is_owned and self._held is None and self.is_arbitrated:
             asked_at = self._asked_at
             if result.sent_at is not None:  # later than it was requested: there may have been a queue
                 asked_at = self._tier.clock() - (time.monotonic() - result.sent_at)
@@ -345,7 +346,7 @@ class Lease:
         try:
             return await (self._send(self._token) if pending is None else pending)
         except Exception as error:
-            if isinstance(error, TimeoutError | Refused | StoreOverloaded) or not self._is_arbitrated:
+            if isinstance(error, TimeoutError | Refused | StoreOverloaded) or not self.is_arbitrated:
                 raise
         lost_token = self._token
         try:
@@ -455,7 +456,7 @@ class Lease:
         try:
             async with tier.turn(self._key):
                 await tier.carry_out(self._key, self._counters)
-                if not self._is_arbitrated and not still_holds():  # else the token tells
+                if not self.is_arbitrated and not still_holds():  # else the token tells
                     return False
                 ask = partial(
                     tier.store.fill,
@@ -518,7 +519,7 @@ class Lease:
     def _release(self, token: str, *, is_sure: bool, is_due: bool = True) -> None:
         """Release the lease that *token* has or may have, repeatedly until the store has confirmed it."""
         tier = self._tier
-        if self._is_arbitrated:
+        if self.is_arbitrated:
             message = woken(self._op).pack()
             has_loaded, now = self._has_loaded, tier.clock()
             debt = OwedRelease(

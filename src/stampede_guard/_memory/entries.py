@@ -46,6 +46,7 @@ class Entries(Cache[str, Slot]):
         ops: The ops in no order: each one's slot has its place.
         size: The bytes of all entries.
         shares: What each operation has, by its counters.
+        margins: Seconds by which an entry counts as old before its life is over, of those that do.
     """
 
     def __init__(self, maxsize: int, max_size: int | None = None) -> None:
@@ -57,6 +58,7 @@ class Entries(Cache[str, Slot]):
         self._max_size = max_size
         self._sizes: dict[str, int] = {}
         self._tags: dict[str, Sequence[str]] = {}
+        self.margins: dict[str, float] = {}
         self._ops_by_tag: dict[str, set[str]] = {}
         self._queues = Queues(self.slots)
         self._removed: list[Slot] = []
@@ -171,6 +173,8 @@ class Entries(Cache[str, Slot]):
             size = self._sizes.pop(op)
             self.size -= size
             share.size -= size
+        if self.margins:
+            self.margins.pop(op, None)
         for tag in self._tags.pop(op, ()) if self._tags else ():
             ops = self._ops_by_tag[tag]
             ops.discard(op)

@@ -123,12 +123,18 @@ class Memory:
         slot = self._entries.slots.get(op)
         if slot is None:
             return
-        now, window = self._clock(), slot.stale_until - slot.fresh_until
+        now, life_ends_at = self._clock(), slot.fresh_until + self.margin(op)
+        window = slot.stale_until - life_ends_at
         if window <= 0 or now >= slot.stale_until:
             self._entries.discard(op)
-        elif now < slot.fresh_until:
+        elif now < life_ends_at:
             slot.fresh_until, slot.stale_until = now, now + window
             self._note(slot)
+            self._entries.margins.pop(op, None)
+
+    def margin(self, op: str) -> float:
+        """Return the seconds by which the entry of *op* counts as old before its life is over."""
+        return self._entries.margins.get(op, 0.0)
 
     def note_in(self, cache: ArgumentCache, args: tuple[Any, ...], slot: Slot) -> None:
         """Let *cache* answer calls with *args*, as long as *slot* is fresh and in this memory.
@@ -154,6 +160,7 @@ class Memory:
         age: float = 0.0,
         size: int | None = None,
         max_share: float | None = None,
+        margin: float = 0.0,
     ) -> None:
         """Store *value* in place of what was there.
 
@@ -167,6 +174,7 @@ class Memory:
             age: Seconds since it came from its load; infinite where that is not known.
             size: Its bytes as it is encoded, if it is; else they are estimated, if bytes are limited.
             max_share: Fraction of the memory that the entries of its operation may take; `None` sets no limit.
+            margin: Seconds at the beginning of these in which the value's life is not over.
         """
         if size is None:
             size = 0 if self.max_size is None else estimate(value)
@@ -177,6 +185,8 @@ class Memory:
         stale_until = fresh_until + max(stale, 0.0) if self._max_ttl == inf else fresh_until
         slot = Slot(value, fresh_until, generation, stale_until, now - age)
         self._entries.add(op, slot, tags, size, max_share)
+        if margin and self._max_ttl == inf and op in self._entries.slots:
+            self._entries.margins[op] = margin
         self._note(slot)
 
     def _note(self, slot: Slot) -> None:
