@@ -154,9 +154,10 @@ async def test_a_pause_after_a_failure_holds(clock: ManualClock) -> None:
 )
 async def test_wrong_options(options: dict[str, Any], message: str, guard: Guard) -> None:
     """Each option has a rule."""
-    function = options.pop("function", loader_of(guard, []))
+    given = {"function": loader_of(guard, []), **options}
+    function = given.pop("function")
     with pytest.raises(ConfigurationError, match=f"^{message}$"):
-        await guard.warm(untyped(function), [], **options)
+        await guard.warm(untyped(function), [], **given)
 
 
 async def test_what_keeps_nothing_cannot_be_warm(guard: Guard) -> None:
