@@ -443,6 +443,16 @@ class DataPath:
         return state.board.launch(op, run, Counters(), "cancel", operation.context(), is_private=True)
 
 
+def _make_lease(state: LoopState, operation: Operation, op: str, tags: Sequence[str]) -> Lease:
+    """Return the access to L2 of a flight of *op*."""
+    tier = cast("Tier", state.tier)  # no l2_ttl without a store
+    length, longest_ttl, fingerprint = operation.lease_length, operation.max_l2_ttl, operation.fingerprint(tags)
+    if not operation.may_answer_old:
+        return Lease(tier, op, tags, length, longest_ttl, operation.counters, fingerprint)
+    windows = {"window": operation.policy.window, "margin": early_margin(state, operation, op)}
+    return Lease(tier, op, tags, length, longest_ttl, operation.counters, fingerprint, **windows)
+
+
 @dataclass(slots=True, eq=False)
 class FlightLoad:
     """Steps 3 to 7: what one flight does to get its value."""
@@ -490,42 +500,6 @@ class FlightLoad:
                 lease = self._lease
                 return self._keep(flight, value) if lease is None else await self._store(flight, lease, value)  # 6, 7
 
-    def _keep(self, flight: Flight[Any], value: Any) -> Any:
-        """Put what was loaded into L1, the only tier; return what *flight* lands with."""
-        operation, payload, kept = self._operation, None, value
-        life = operation.life("ttl", value)
-        operation.version_of(value)  # only to find out that it has none
-        if operation.policy.isolate:
-            payload = operation.encode(value)
-            kept = operation.isolate_value(value, payload)
-        self._put_latest(flight, kept, payload, life)
-        return kept
-
-    async def _store(self, flight: Flight[Any], lease: Lease, value: Any) -> Any:
-        """Store what was loaded in both tiers, as far as it may be; return what *flight* lands with."""
-        operation, now = self._operation, self._state.clock()
-        life, l2_life = operation.life("ttl", value), operation.life("l2_ttl", value)
-        payload, version = operation.encode(value), operation.version_of(value)
-        kept = operation.isolate_value(value, payload) if operation.policy.isolate else value
-        flight.origin = ("load", now, now + max(life or 0.0, l2_life or 0.0))
-        is_latest = await self._fill(flight, lease, payload, l2_life, version)  # 6
-        self._put_latest(flight, kept, payload, life, is_latest=is_latest)
-        return kept
-
-    def _put_latest(
-        self, flight: Flight[Any], kept: Any, payload: bytes | None, life: float | None, *, is_latest: bool = True
-    ) -> None:
-        """Put what was loaded into L1, unless something later is known."""
-        if self._freshness is not None and not flight.landed:
-            self._freshness.note_success(flight.op)
-        may_put = is_latest and self._may_put(flight)  # asked before a refresh begins another epoch
-        if flight.is_refresh:
-            self._replace_older(flight)
-        if may_put:
-            self._put(flight, kept, payload, life, longest=self._longest, kept_left=self._longest)  # 7
-        elif not flight.landed:
-            self._operation.counters.overtaken += 1
-
     async def _wait_for_turn(self, flight: Flight[Any]) -> None:
         """Wait until the refresh before *flight* has landed; it may store until then."""
         flight.note_waiting_elsewhere()
@@ -552,20 +526,6 @@ class FlightLoad:
         if answer != "unavailable" and not lease.was_undecodable:
             operation.counters.l2_misses += 1
         return None
-
-    def _heed_pause(self, flight: Flight[Any], lease: Lease, freshness: Freshness, answer: str) -> None:
-        """Note the pause that L2 tells of.
-
-        Raises:
-            RecentFailure: that one is on; or the one that this process knows of, if L2 has not granted the load.
-        """
-        pauses = self._state.pauses
-        if answer == "backoff":
-            is_known = freshness.old is not None
-            pauses.note_told(flight.op, lease.left, lease.paused_for, may_be_stored=is_known)
-        is_granted = answer == "own" and lease.is_arbitrated
-        if answer == "backoff" or (not is_granted and pauses.lasts(flight.op)):
-            raise pauses.error(flight.op)
 
     def _offer_stored(self, flight: Flight[Any], lease: Lease) -> None:
         """Let callers of *flight*, and new ones, have the old value that L2 has, if it may be an answer."""
@@ -625,6 +585,18 @@ class FlightLoad:
         flight.stop_clock()
         return value
 
+    def _begin_load(self, flight: Flight[Any]) -> None:
+        """Note that the loader is about to run, or raise `LeaseLapsed` to have L2 read again."""
+        operation = self._operation
+        if self._lease is not None:
+            self._asks_left -= 1
+            if self._asks_left and not (flight.is_refresh or flight.must_load):
+                self._lease.check()
+        if self._lease is not None or operation.policy.early is not None:
+            self._began_at = self._state.clock()
+        operation.counters.loads += not operation.is_batched
+        flight.loader_called = not operation.is_batched  # else the batch says when
+
     def _run_loader(self) -> Awaitable[Any]:
         """Run the loader; and once more beside it, if it takes too long."""
         after = self._operation.policy.handover_after
@@ -637,17 +609,27 @@ class FlightLoad:
         self._operation.counters.loads += 1
         self._operation.counters.handovers += 1
 
-    def _begin_load(self, flight: Flight[Any]) -> None:
-        """Note that the loader is about to run, or raise `LeaseLapsed` to have L2 read again."""
-        operation = self._operation
-        if self._lease is not None:
-            self._asks_left -= 1
-            if self._asks_left and not (flight.is_refresh or flight.must_load):
-                self._lease.check()
-        if self._lease is not None or operation.policy.early is not None:
-            self._began_at = self._state.clock()
-        operation.counters.loads += not operation.is_batched
-        flight.loader_called = not operation.is_batched  # else the batch says when
+    def _keep(self, flight: Flight[Any], value: Any) -> Any:
+        """Put what was loaded into L1, the only tier; return what *flight* lands with."""
+        operation, payload, kept = self._operation, None, value
+        life = operation.life("ttl", value)
+        operation.version_of(value)  # only to find out that it has none
+        if operation.policy.isolate:
+            payload = operation.encode(value)
+            kept = operation.isolate_value(value, payload)
+        self._put_latest(flight, kept, payload, life)
+        return kept
+
+    async def _store(self, flight: Flight[Any], lease: Lease, value: Any) -> Any:
+        """Store what was loaded in both tiers, as far as it may be; return what *flight* lands with."""
+        operation, now = self._operation, self._state.clock()
+        life, l2_life = operation.life("ttl", value), operation.life("l2_ttl", value)
+        payload, version = operation.encode(value), operation.version_of(value)
+        kept = operation.isolate_value(value, payload) if operation.policy.isolate else value
+        flight.origin = ("load", now, now + max(life or 0.0, l2_life or 0.0))
+        is_latest = await self._fill(flight, lease, payload, l2_life, version)  # 6
+        self._put_latest(flight, kept, payload, life, is_latest=is_latest)
+        return kept
 
     async def _fill(
         self, flight: Flight[Any], lease: Lease, payload: bytes | None, life: float | None, version: int | None
@@ -686,52 +668,19 @@ class FlightLoad:
             self._put(flight, kept, found.payload, life, **left, age=found.age)  # 7
         return kept
 
-    async def take(self, flight: Flight[Any]) -> tuple[Any] | None:
-        """Put what L2 has into L1, and return it in a tuple of one; a lease that was granted is given back."""
-        lease = self._lease
-        assert lease is not None
-        try:
-            answer = await lease.acquire(self._operation.decode)
-        finally:
-            self.close()
-        return (self._put_found(flight, answer),) if isinstance(answer, Found) else None
-
-    @property
-    def old(self) -> OldValue | None:
-        """The old value, if one is known."""
-        return None if self._freshness is None else self._freshness.old
-
-    def previous(self) -> Previous | None:
-        """Return what the loader is told of the old value."""
-        return None if self._freshness is None else self._freshness.previous()
-
-    def replace_timeout(self, error: Exception) -> tuple[Any] | None:
-        """Return the old value in a tuple of one, if a caller gets that in place of its own time-out."""
-        policy = self._operation.policy
-        old = self._freshness.rescuer() if self._freshness and isinstance(error, policy.stale_on) else None
-        return None if old is None else (old.kept,)
-
-    def rescue(self, flight: Flight[Any], error: Exception) -> tuple[Any] | None:
-        """Return the old value in a tuple of one, if *flight* has failed with *error* and that is the answer then."""
-        freshness = self._freshness
-        assert freshness is not None
-        policy, lease = self._operation.policy, self._lease
-        if not isinstance(error, (*policy.stale_on, RecentFailure, Overloaded)):
-            return None
-        # Else another load has failed, or there was no slot: no load began.
-        if flight.will_load and not isinstance(error, Overloaded):
-            has_marker = may_be_stored = False
-            if lease is not None and policy.longest_pause is not None:
-                has_marker = lease.is_owned and lease.is_arbitrated
-                may_be_stored = freshness.old is not None or lease.is_store_unavailable
-                lease.failure = LoadFailure(FIRST_PAUSE, policy.longest_pause, type(error).__name__)
-            freshness.note_failure(flight.op, error, has_marker=has_marker, may_be_stored=may_be_stored)
-        # All that wait began before any invalidation, so that they may have what was true then.
-        old = freshness.rescuer() if policy.may_answer_old else None
-        if old is None:
-            return None
-        flight.origin = old.origin
-        return (old.kept,)
+    def _put_latest(
+        self, flight: Flight[Any], kept: Any, payload: bytes | None, life: float | None, *, is_latest: bool = True
+    ) -> None:
+        """Put what was loaded into L1, unless something later is known."""
+        if self._freshness is not None and not flight.landed:
+            self._freshness.note_success(flight.op)
+        may_put = is_latest and self._may_put(flight)  # asked before a refresh begins another epoch
+        if flight.is_refresh:
+            self._replace_older(flight)
+        if may_put:
+            self._put(flight, kept, payload, life, longest=self._longest, kept_left=self._longest)  # 7
+        elif not flight.landed:
+            self._operation.counters.overtaken += 1
 
     def _may_put(self, flight: Flight[Any]) -> bool:
         """Whether *flight* is still up, and nothing was invalidated since its epoch."""
@@ -786,6 +735,67 @@ class FlightLoad:
         if self._lease is not None and state.tracking is not None:
             state.tracking.remember(flight.op, self._lease.stored_by)
 
+    def _heed_pause(self, flight: Flight[Any], lease: Lease, freshness: Freshness, answer: str) -> None:
+        """Note the pause that L2 tells of.
+
+        Raises:
+            RecentFailure: that one is on; or the one that this process knows of, if L2 has not granted the load.
+        """
+        pauses = self._state.pauses
+        if answer == "backoff":
+            is_known = freshness.old is not None
+            pauses.note_told(flight.op, lease.left, lease.paused_for, may_be_stored=is_known)
+        is_granted = answer == "own" and lease.is_arbitrated
+        if answer == "backoff" or (not is_granted and pauses.lasts(flight.op)):
+            raise pauses.error(flight.op)
+
+    async def take(self, flight: Flight[Any]) -> tuple[Any] | None:
+        """Put what L2 has into L1, and return it in a tuple of one; a lease that was granted is given back."""
+        lease = self._lease
+        assert lease is not None
+        try:
+            answer = await lease.acquire(self._operation.decode)
+        finally:
+            self.close()
+        return (self._put_found(flight, answer),) if isinstance(answer, Found) else None
+
+    @property
+    def old(self) -> OldValue | None:
+        """The old value, if one is known."""
+        return None if self._freshness is None else self._freshness.old
+
+    def previous(self) -> Previous | None:
+        """Return what the loader is told of the old value."""
+        return None if self._freshness is None else self._freshness.previous()
+
+    def replace_timeout(self, error: Exception) -> tuple[Any] | None:
+        """Return the old value in a tuple of one, if a caller gets that in place of its own time-out."""
+        policy = self._operation.policy
+        old = self._freshness.rescuer() if self._freshness and isinstance(error, policy.stale_on) else None
+        return None if old is None else (old.kept,)
+
+    def rescue(self, flight: Flight[Any], error: Exception) -> tuple[Any] | None:
+        """Return the old value in a tuple of one, if *flight* has failed with *error* and that is the answer then."""
+        freshness = self._freshness
+        assert freshness is not None
+        policy, lease = self._operation.policy, self._lease
+        if not isinstance(error, (*policy.stale_on, RecentFailure, Overloaded)):
+            return None
+        # Else another load has failed, or there was no slot: no load began.
+        if flight.will_load and not isinstance(error, Overloaded):
+            has_marker = may_be_stored = False
+            if lease is not None and policy.longest_pause is not None:
+                has_marker = lease.is_owned and lease.is_arbitrated
+                may_be_stored = freshness.old is not None or lease.is_store_unavailable
+                lease.failure = LoadFailure(FIRST_PAUSE, policy.longest_pause, type(error).__name__)
+            freshness.note_failure(flight.op, error, has_marker=has_marker, may_be_stored=may_be_stored)
+        # All that wait began before any invalidation, so that they may have what was true then.
+        old = freshness.rescuer() if policy.may_answer_old else None
+        if old is None:
+            return None
+        flight.origin = old.origin
+        return (old.kept,)
+
     def close(self) -> None:
         """Release the lease, if it is still held: the flight has landed."""
         assert self._lease is not None
@@ -805,16 +815,6 @@ def bounded(find: FindT, operation: Operation) -> FindT:
         return found
 
     return cast("FindT", find_with_room)
-
-
-def _make_lease(state: LoopState, operation: Operation, op: str, tags: Sequence[str]) -> Lease:
-    """Return the access to L2 of a flight of *op*."""
-    tier = cast("Tier", state.tier)  # no l2_ttl without a store
-    length, longest_ttl, fingerprint = operation.lease_length, operation.max_l2_ttl, operation.fingerprint(tags)
-    if not operation.may_answer_old:
-        return Lease(tier, op, tags, length, longest_ttl, operation.counters, fingerprint)
-    windows = {"window": operation.policy.window, "margin": early_margin(state, operation, op)}
-    return Lease(tier, op, tags, length, longest_ttl, operation.counters, fingerprint, **windows)
 
 
 async def _check_replaced(refreshes: Mapping[str, Flight[Any]], value: object) -> None:

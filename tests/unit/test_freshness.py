@@ -19,7 +19,9 @@ from stampede_guard import (
     coalesce_many,
     previous,
 )
+from stampede_guard._flights.pauses import Pauses
 from stampede_guard._operations.options import Options
+from stampede_guard._operations.policy import Policy
 from stampede_guard.testing import Gate, ManualClock
 
 
@@ -819,3 +821,46 @@ async def test_caller_that_leaves_as_others_are_released(kitchen: Kitchen, clock
     assert (1, False, "dish 1") == (flight.present, flight.landed, await waiting)
     flight.leave(later)
     assert flight.landed
+
+
+async def test_expire_of_many(clock: ManualClock) -> None:
+    """Ids that are expired are old from now on, and those that are not stay fresh."""
+    calls: list[list[int]] = []
+
+    @coalesce_many("menu-{menu_id}", guard=Guard(clock=clock), ttl=10, stale=60)
+    async def load(menu_ids: list[int]) -> dict[int, str]:
+        calls.append(menu_ids)
+        await asyncio.sleep(0)
+        return {menu_id: f"dish {len(calls)}" for menu_id in menu_ids}
+
+    await load([1, 2])
+    await load.expire(2)
+
+    assert {1: "dish 1", 2: "dish 1"} == await load([1, 2])
+    await eventually(lambda: not load.guard.stats().in_flight)
+    assert {1: "dish 1", 2: "dish 2"} == await load([1, 2])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"ttl": "5"}, r"^ttl='5': a life is a number of seconds, a timedelta, or a function of the value$"),
+        ({"l2_ttl": True}, r"^l2_ttl=True: a life is a number"),
+        ({"stale_on": "OSError"}, r"^stale_on='OSError': give a tuple of exception classes, such as "),
+        ({"stale_on": ()}, r"^stale_on=\(\): give a tuple of exception classes"),
+        ({"early": 0}, r"^early=0: give a finite number above zero$"),
+    ],
+)
+def test_wrong_options(options: Any, message: str) -> None:
+    """Each option has a rule, which its error names with the value."""
+    with pytest.raises(ConfigurationError, match=message):
+        Policy(**options)
+
+
+async def test_many_pauses(clock: ManualClock) -> None:
+    """The oldest of very many pauses is forgotten."""
+    known = Pauses(clock)
+    for number in range(4097):
+        known.note_failure(f"op-{number}", OSError(), 30)
+
+    assert [False, True, True] == [known.is_on(f"op-{number}") for number in (0, 1, 4096)]

@@ -113,6 +113,3 @@ class Pauses:
         failure = RecentFailure(message, retry_after=left)
         failure.__cause__ = None if pause.error is None else bare_copy(pause.error)
         return failure
-
-    def __len__(self) -> int:
-        return len(self._pauses)
