@@ -26,6 +26,8 @@ from ._speed.forms import Slot
 
 logger = logging.getLogger("stampede_guard")
 
+_FAILING = 4096  # ops of one operation that are known to fail
+
 
 class Origin(NamedTuple):
     """What is known of an answer besides its value; the instants are as for `OldValue`."""
@@ -200,9 +202,11 @@ class Freshness:
     def note_success(self, op: str) -> None:
         """Note that *op* has a fresh value: its next failure is the first again."""
         self._state.pauses.forget(op)
-        if self._operation.is_failing:
-            self._operation.is_failing = False
-            logger.info("%s: loads succeed again", self._operation.name)
+        failing = self._operation.failing
+        if op in failing:
+            failing.discard(op)
+            if not failing:
+                logger.info("%s: loads succeed again", self._operation.name)
 
     def note_failure(self, op: str, error: Exception, *, has_marker: bool, may_be_stored: bool) -> None:
         """Begin a pause after a load of *op* that failed because of unavailability.
@@ -218,8 +222,10 @@ class Freshness:
         if longest is None:
             return
         pause = pauses.note_failure(op, error, longest, is_stored=has_marker, may_be_stored=may_be_stored)
-        if not operation.is_failing:
-            operation.is_failing = True
+        is_first = not operation.failing
+        if len(operation.failing) < _FAILING:
+            operation.failing.add(op)
+        if is_first:
             kind = type(error).__name__
             logger.warning("%s: a load failed (%s); no load of that key begins for %.1f s", operation.name, kind, pause)
 

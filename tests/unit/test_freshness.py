@@ -15,6 +15,7 @@ from stampede_guard import (
     Previous,
     RecentFailure,
     WaitTimeout,
+    _freshness,
     coalesce,
     coalesce_many,
     previous,
@@ -22,7 +23,7 @@ from stampede_guard import (
 from stampede_guard._flights.pauses import Pauses
 from stampede_guard._operations.options import Options
 from stampede_guard._operations.policy import Policy
-from stampede_guard.testing import Gate, ManualClock
+from stampede_guard.testing import FaultStore, Gate, ManualClock
 
 
 class Kitchen:
@@ -864,3 +865,63 @@ async def test_many_pauses(clock: ManualClock) -> None:
         known.note_failure(f"op-{number}", OSError(), 30)
 
     assert [False, True, True] == [known.is_on(f"op-{number}") for number in (0, 1, 4096)]
+
+
+async def test_log_of_keys_that_fail_beside_others(
+    kitchen: Kitchen, clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Some keys that fail while others do not are one state, with one line at its beginning and one at its end."""
+    caplog.set_level(logging.INFO, "stampede_guard")
+    load = served(kitchen, clock, ttl=1, error_backoff=1)
+    for _ in range(3):
+        for menu_id, error in ((1, OSError()), (2, None)):
+            kitchen.error = error
+            await asyncio.gather(load(menu_id), return_exceptions=True)
+        clock.advance(3)
+    await load(1)
+
+    assert 2 == len(caplog.messages)
+
+
+@pytest.mark.parametrize("stale_wait", [0.001, 0.002])
+async def test_stale_wait_with_two_tiers(stale_wait: float, kitchen: Kitchen, clock: ManualClock) -> None:
+    """The old value of the store, found after that of memory, does not begin the wait anew."""
+    store = FaultStore(clock)
+    async with Guard(lambda: store, clock=clock) as guard:
+        options: Options = {"ttl": 1, "l2_ttl": 2, "jitter": 0, "stale": 60, "stale_wait": stale_wait}
+
+        async def ask() -> str:
+            return await guard.fetch("menu-7", lambda: kitchen.cook(7), returns=str, **options)
+
+        await ask()
+        clock.advance(5)
+        kitchen.gates = [gate] = [Gate()]
+
+        assert "dish 1" == await ask()
+        gate.open()
+
+
+@pytest.mark.parametrize(("room", "lines"), [(4096, [1, 2]), (1, [2, 2])])
+async def test_log_when_the_last_key_succeeds(
+    room: int,
+    lines: list[int],
+    kitchen: Kitchen,
+    *,
+    clock: ManualClock,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Loads succeed again when those of all keys do that are known to have failed."""
+    monkeypatch.setattr(_freshness, "_FAILING", room)
+    caplog.set_level(logging.INFO, "stampede_guard")
+    load = served(kitchen, clock, error_backoff=1)
+    kitchen.error = OSError()
+    await asyncio.gather(load(1), load(2), return_exceptions=True)
+    kitchen.error = None
+    clock.advance(3)
+    seen: list[int] = []
+    for menu_id in (1, 2):
+        await load(menu_id)
+        seen.append(len(caplog.messages))
+
+    assert lines == seen

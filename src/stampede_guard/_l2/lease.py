@@ -18,7 +18,7 @@ from .._tokens import new_token
 from ..errors import LoadCancelled
 from ..stores import AcquireRequest, AcquireResult, LoadFailure, Refused, Stored, StoreOverloaded
 from ..stores._breaker import Breaker
-from ..stores._envelope import UnsealedValue, entry_of, seal, token_of, unseal
+from ..stores._envelope import UnsealedValue, seal, token_of, unseal
 from .access import StoreUnavailable
 from .messages import woken
 from .tier import Tier
@@ -389,9 +389,8 @@ class Lease:
         """Return what an envelope contains for this flight, if it is valid under these *marks*."""
         opened = unseal(self._tier.identity(self._op), stored.envelope, self._request.fingerprint)
         if opened is None or len(opened.payload) > self._tier.max_bytes:
-            if entry_of(stored.envelope, self._request.fingerprint):  # else it is another release's
-                self._counters.l2_undecodable += 1
-                self.was_undecodable = True
+            self._counters.l2_undecodable += 1
+            self.was_undecodable = True
             return None
         return opened if opened.marks == marks else None  # else loaded before a tag of its was invalidated
 

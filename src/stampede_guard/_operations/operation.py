@@ -85,7 +85,7 @@ class Operation:
     Attributes:
         entity_tags: The tags of its values in L1, for HTTP.
         is_local: Whether its ops are valid in this process only.
-        is_failing: Whether the last load failed because of unavailability.
+        failing: Ops whose last load failed because of unavailability, as far as they are known.
         is_batched: Whether its flights load in batches; then the batches are counted and limited.
         lease_length: Seconds until its leases expire unless they are renewed; most loads are shorter.
         lineage: The generations of its function.
@@ -104,8 +104,8 @@ class Operation:
         "_survives",
         "counters",
         "entity_tags",
+        "failing",
         "is_batched",
-        "is_failing",
         "is_local",
         "lease_length",
         "lineage",
@@ -141,7 +141,7 @@ class Operation:
         self.entity_tags = EntityTags()
         self.is_local = False
         self.is_batched = False
-        self.is_failing = False
+        self.failing: set[str] = set()
         self._codec = codec
         self._annotation = annotation
         self._fingerprint = b""  # computed at first use
