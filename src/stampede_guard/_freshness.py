@@ -173,6 +173,13 @@ class Freshness:
     _operation: Operation
     old: OldValue | None
 
+    def at_once(self) -> OldValue | None:
+        """Return the known old value, if it is the answer before a flight has begun."""
+        policy = self._operation.policy
+        if self.old is None or policy.stale_wait or self._state.clock() >= self.old.answers_until:
+            return None
+        return self.old
+
     def offer(self, flight: Flight[Any], old: OldValue | None = None) -> None:
         """Let callers of *flight* have the known old value, or *old* if that is younger, as long as it may answer."""
         if old is not None and (self.old is None or old.fresh_until >= self.old.fresh_until):

@@ -312,7 +312,8 @@ class DataPath:
                 return known
         flight = self.join_or_launch(state, operation, op, *call, **how)
         old: OldValue | None = flight.interim
-        if old is None or state.clock() >= old.answers_until:
+        has_new = flight.landed and not flight.has_failed(takes_old=True)  # an eager load that never had to wait
+        if old is None or has_new or state.clock() >= old.answers_until:
             return flight
         operation.counters.stale += 1
         return old
@@ -411,6 +412,7 @@ class DataPath:
             replaces=replaces,
             after=before if is_shared else None,
             old_values=None if freshness is None else steps,
+            interim=None if freshness is None or is_refresh else freshness.at_once(),
         )
         flight.generation = generation
         flight.joinable_until = state.memory.joinable_until()

@@ -664,7 +664,7 @@ async def test_many_after_a_wait(clock: ManualClock) -> None:
 async def test_time_out_of_a_waiter(many: bool, kitchen: Kitchen, clock: ManualClock) -> None:
     """A caller whose `wait_timeout` is over gets the old value, but for one that asks for a new value."""
     gate = Gate()
-    options: Options = {"ttl": 10, "jitter": 0, "stale_if_error": 60, "wait_timeout": 0.001}
+    options: Options = {"ttl": 10, "jitter": 0, "stale_if_error": 60, "wait_timeout": 0.1}
 
     @coalesce_many("many-{menu_id}", guard=Guard(clock=clock), **options)
     async def load_many(menu_ids: list[int]) -> dict[int, str]:

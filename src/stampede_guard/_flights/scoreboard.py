@@ -17,7 +17,7 @@ from .._operations.policy import Policy
 from .._stats import Counters, Stats, snapshot
 from ..errors import ConfigurationError, LoadCancelled, RecursiveLoad, WrongLoop
 from .deadlines import Budgets
-from .flight import DirectRead, Flight, OldValues, current_flight
+from .flight import DirectRead, Flight, Interim, OldValues, current_flight
 from .waiting import leads_to, wait_one, waits_for
 
 T = TypeVar("T")
@@ -121,11 +121,12 @@ class Scoreboard:
         replaces: bool = False,
         after: Flight[Any] | None = None,
         old_values: OldValues[T] | None = None,
+        interim: Interim | None = None,
     ) -> Flight[T]:
         """Start a flight; unless it *is_private*, callers that come meanwhile will join it.
 
         Its load waits until the flight *after* which it comes has landed. If it fails, *old_values* may return what
-        it lands with.
+        it lands with. Callers get *interim* meanwhile.
 
         Raises:
             RecursiveLoad: the running code belongs to a load of *op*, which would go on to launch itself for ever.
@@ -150,6 +151,8 @@ class Scoreboard:
             replaces,
         )
         flight.old_values = old_values
+        if interim is not None:  # callers take that, so that no load waits for this one
+            flight.interim, flight.skips_queue = interim, False
         if after is not None:
             flight.queue_behind(after)
         if not is_private:
