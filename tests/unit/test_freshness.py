@@ -185,7 +185,7 @@ async def test_stale_on(kitchen: Kitchen, clock: ManualClock) -> None:
 
 async def test_load_timeout_counts_as_unavailability(kitchen: Kitchen, clock: ManualClock) -> None:
     """A load that takes too long is answered with the old value too."""
-    load = served(kitchen, clock, stale_if_error=60, load_timeout=0.001)
+    load = served(kitchen, clock, stale_if_error=60, load_timeout=0.1)
     await load(7)
     clock.advance(11)
     kitchen.gates = [Gate()]
@@ -691,7 +691,7 @@ async def test_time_out_of_a_waiter(many: bool, kitchen: Kitchen, clock: ManualC
 
 async def test_time_out_that_is_no_unavailability(kitchen: Kitchen, clock: ManualClock) -> None:
     """It does not if `stale_on` has no time-outs."""
-    load = served(kitchen, clock, stale_if_error=60, stale_on=ConnectionError, wait_timeout=0.001)
+    load = served(kitchen, clock, stale_if_error=60, stale_on=ConnectionError, wait_timeout=0.1)
     await load(7)
     clock.advance(11)
     gate = Gate()
@@ -704,7 +704,7 @@ async def test_time_out_that_is_no_unavailability(kitchen: Kitchen, clock: Manua
 
 async def test_late_success_ends_no_pause(kitchen: Kitchen, clock: ManualClock) -> None:
     """A load that ignores its cancellation and succeeds after its time does not end the pause."""
-    load = served(kitchen, clock, stale_if_error=600, load_timeout=0.001)
+    load = served(kitchen, clock, stale_if_error=600, load_timeout=0.1)
     await load(7)
     clock.advance(11)
     gate = Gate()
