@@ -615,7 +615,8 @@ class FlightLoad:
         """Put what was loaded into L1, the only tier; return what *flight* lands with."""
         operation, payload, kept = self._operation, None, value
         life = operation.life("ttl", value)
-        operation.version_of(value)  # only to find out that it has none
+        if operation.policy.version is not None:
+            operation.version_of(value)  # only to find out that it has none
         if operation.policy.isolate:
             payload = operation.encode(value)
             kept = operation.isolate_value(value, payload)

@@ -291,6 +291,8 @@ class Limiters:
     def of_operation(self, operation: Operation, partition: str | None = None) -> Limiter | None:
         """Return the limiter of the loads of *operation*, or of its loads that have a partition."""
         policy = operation.policy
+        if policy.max_loads is None:
+            return self._all
         return self.of(operation.name, policy.max_loads, policy.max_queued, is_partitioned=partition is not None)
 
     def of(
