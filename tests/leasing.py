@@ -88,9 +88,9 @@ class Server:
 
     Attributes:
         values: Envelopes and the instants at which they expire.
-        leases: Tokens, whether somebody waits, and the instants at which they expire; or `!`, or back-off markers.
+        leases: Tokens, whether another flight waits, and when they expire; or `!`, or back-off markers.
         failures: How many loads failed before those of the present leases.
-        is_mute: Whether what is published reaches nobody.
+        is_mute: Whether what is published is lost.
     """
 
     def __init__(self, clock: ManualClock) -> None:

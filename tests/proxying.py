@@ -302,7 +302,7 @@ class Detour(Proxy):
 
 @asynccontextmanager
 async def babbling(nonsense: bytes) -> AsyncGenerator[str]:
-    """Run a server that answers whatever it hears with *nonsense*; yield its URL."""
+    """Run a server that answers each request with *nonsense*; yield its URL."""
 
     async def babble(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(ConnectionError):

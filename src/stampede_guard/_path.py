@@ -318,48 +318,33 @@ class DataPath:
         operation.counters.stale += 1
         return old
 
-    def join_or_launch(  # noqa: PLR0913, PLR0917  # what a flight has to know
+    def join_or_launch(
         self,
         state: LoopState,
         operation: Operation,
         op: str,
-        function: Callable[..., Awaitable[Any]],
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        build_tags: Callable[..., Sequence[str]] | None,
-        *,
+        *call: Any,
         is_refresh: bool = False,
         replaces: bool = False,
         on_launch: Callable[[Flight[Any]], None] | None = None,
-        build_partition: Callable[..., str] | None = None,
+        **how: Any,
     ) -> Flight[Any]:
         """Return the flight of *op* that this call waits for; call *on_launch* with it if it is a new one.
 
-        Not async: an await between the look-up and the launch would let two callers launch.
+        The rest is for `launch`. Not async: an await between the look-up and the launch would let two callers launch.
         """
         is_shared = self._shares(op)
         flight = state.joinable(op, is_refresh=is_refresh, replaces=replaces) if is_shared else None
         if flight is not None:
             operation.counters.joins += 1
             return flight
-        flight = self.launch(
-            state,
-            operation,
-            op,
-            function,
-            args,
-            kwargs,
-            build_tags,
-            is_shared=is_shared,
-            is_refresh=is_refresh,
-            replaces=replaces,
-            build_partition=build_partition,
-        )
+        how |= {"is_shared": is_shared, "is_refresh": is_refresh, "replaces": replaces}
+        flight = self.launch(state, operation, op, *call, **how)
         if on_launch is not None:
             on_launch(flight)
         return flight
 
-    def launch(  # noqa: PLR0913, PLR0917  # as above
+    def launch(  # noqa: PLR0913, PLR0917  # what a flight has to know
         self,
         state: LoopState,
         operation: Operation,

@@ -100,7 +100,7 @@ async def test_killed_pooled_connections(valkey: ValkeyServer) -> None:
 @pytest.mark.parametrize(
     "spoil",
     [lambda wire: wire.hang_up(), lambda wire: wire.say(b":1000\r\n" + bulk(b"salad"))],
-    ids=["closed by the server", "with a reply that nobody asked for"],
+    ids=["closed by the server", "with a reply to no request"],
 )
 async def test_connection_that_is_of_no_use_is_replaced(
     spoil: Callable[[Wire], None], wire: Wire, store: RedisStore, namespace: str

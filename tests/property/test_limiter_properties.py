@@ -73,7 +73,7 @@ class Kitchen:
         self._recipes = recipes
         self._operations = {op: operations[OPS.index(op) % len(operations)] for op in OPS}
         self._asked_within: set[str] = set()  # ops that a load ever asked for: their flights may need no slot
-        self._running: list[Operation] = []  # loads that nobody but callers asked for
+        self._running: list[Operation] = []  # loads that no other load waits for
 
     async def ask(self, op: str) -> None:
         """Join or launch."""

@@ -68,7 +68,7 @@ class Colour(Enum):
     ids=lambda value: type(value).__name__,
 )
 def test_what_a_value_holds_counts(value: object) -> None:
-    """Whatever kind of value holds ten kilobytes, it is estimated at little more."""
+    """A value of ten kilobytes is estimated at little more, of each kind."""
     assert 10_000 <= estimate(value) < 11_500
 
 

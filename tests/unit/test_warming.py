@@ -1,4 +1,4 @@
-"""What a warm-up does: many calls by the ordinary path, so many at once, so many loads a second, whatever fails."""
+"""Warm-ups: many calls by the ordinary path, so many at once, so many loads a second; errors do not end them."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable

@@ -86,32 +86,20 @@ class Memory:
         if now < slot.fresh_until and not slot.generation.is_over:
             slot.used = True
             return slot
-        self._drop_if_over(op, slot, now)
+        if now >= slot.stale_until:  # it will never be an answer again
+            self._entries.expire(op)
+        elif slot.generation.is_over:
+            self._entries.discard(op)
         return None
 
     def old(self, op: str) -> Slot | None:
         """Return the entry of *op* that is past its freshness and within its window, or `None`."""
+        if self.get(op) is not None:  # this has dropped what is over
+            return None
         slot = self._entries.slots.get(op)
-        if slot is None:
-            return None
-        now = self._clock()
-        if now >= self._validity.trusted_until:
-            self._lose_trust()
-            return None
-        if self._drop_if_over(op, slot, now) or now < slot.fresh_until:
-            return None
-        slot.used = True
+        if slot is not None:
+            slot.used = True
         return slot
-
-    def _drop_if_over(self, op: str, slot: Slot, now: float) -> bool:
-        """Drop *slot*, which *op* has, if it will never be an answer again; return whether it was dropped."""
-        if now >= slot.stale_until:
-            self._entries.expire(op)
-        elif slot.generation.is_over:
-            self._entries.discard(op)
-        else:
-            return False
-        return True
 
     def slot_with(self, op: str, value: object) -> Slot | None:
         """Return the slot of *op* if it has this very *value*, fresh or old; nothing is dropped or counted."""
